@@ -1,0 +1,1 @@
+"""What every room may use: errors, exit codes, events, command values."""

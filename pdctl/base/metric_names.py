@@ -1,0 +1,27 @@
+"""Metric names: the engines' that pdctl reads, and the router's own that others may rely on."""
+
+# vLLM and NIXL, as exported on /metrics (FACTS, research 1.3).
+VLLM_KV_USAGE = "vllm:kv_cache_usage_perc"
+VLLM_WAITING = "vllm:num_requests_waiting"
+VLLM_RUNNING = "vllm:num_requests_running"
+VLLM_CACHE_CONFIG = "vllm:cache_config_info"
+NIXL_BYTES = "vllm:nixl_bytes_transferred"
+NIXL_FAILED_TRANSFERS = "vllm:nixl_num_failed_transfers"
+NIXL_EXPIRED = "vllm:nixl_num_kv_expired_reqs"
+NIXL_XFER_TIME = "vllm:nixl_xfer_time_seconds"
+PROCESS_START_TIME = "process_start_time_seconds"
+
+# The router's. Counters end in _total as Prometheus clients do it.
+ROUTER_REQUESTS = "pdctl_router_requests"
+ROUTER_TURNS = "pdctl_router_turns"
+ROUTER_REUSED_TOKENS = "pdctl_router_reused_tokens"
+ROUTER_PROMPT_TOKENS = "pdctl_router_prompt_tokens"
+ROUTER_TTFT = "pdctl_router_ttft_seconds"
+ROUTER_PREFILL = "pdctl_router_prefill_seconds"
+ROUTER_RETAINED_TOKENS = "pdctl_router_retained_tokens"
+ROUTER_HANDLES = "pdctl_router_handles"
+ROUTER_RETRIES = "pdctl_router_retries"
+ROUTER_RELEASES = "pdctl_router_releases"
+ROUTER_DROPPED_FIELDS = "pdctl_router_dropped_client_fields"
+ROUTER_PAIR_OK = "pdctl_router_pair_ok"
+ROUTER_IN_FLIGHT = "pdctl_router_requests_in_flight"

@@ -1,0 +1,61 @@
+"""What a process to run is, and how a running one is named so that no other is ever hit."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdctl.base.command import Command
+
+RoleName = Literal["prefill", "decode", "router"]
+ROLES: tuple[RoleName, ...] = ("prefill", "decode", "router")
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process of a deployment, as rendered: what `up` runs and `render` shows.
+
+    Attributes:
+        role, index: which engine or router, counted from 0 within the role.
+        host: where it runs, as the target names it.
+        address: the address the other processes reach it at.
+        port: HTTP port; 0 until chosen.
+        side_channel_port: NIXL's handshake port; None for the router, 0 until chosen.
+        command: argv and environment.
+        log_name: file name of its log in the deployment's directory.
+        health_path: what to GET until it answers 200.
+    """
+
+    role: RoleName
+    index: int
+    host: str
+    address: str
+    port: int
+    side_channel_port: int | None
+    command: Command
+    log_name: str
+    health_path: str = "/health"
+
+    @property
+    def name(self) -> str:
+        """`prefill-0`: the name in state, logs and messages."""
+        return f"{self.role}-{self.index}"
+
+    @property
+    def url(self) -> str:
+        """Base URL, an IPv6 address in brackets."""
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{address}:{self.port}"
+
+
+@dataclass(frozen=True)
+class ProcessRef:
+    """A started process. A pid alone may be recycled; with its start time it cannot be mistaken.
+
+    Attributes:
+        pid: process id, also the id of its process group.
+        start_ticks: field 22 of `/proc/PID/stat`, clock ticks since boot.
+        boot_id: `/proc/sys/kernel/random/boot_id`; ticks mean nothing after a reboot.
+    """
+
+    pid: int
+    start_ticks: int
+    boot_id: str

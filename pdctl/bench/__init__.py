@@ -1,0 +1,1 @@
+"""Workloads, legs and reports."""

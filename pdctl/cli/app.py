@@ -1,0 +1,48 @@
+"""The Typer app: commands, and the one place where errors become words and exit codes."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from pdctl.base.errors import PdctlError
+from pdctl.base.exits import ExitCode
+from pdctl.cli import ui
+from pdctl.cli.version import version
+
+app = typer.Typer(
+    name="pdctl",
+    help="From one YAML file to a vLLM prefill/decode pair that provably reuses KV across turns.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(version)
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run one command line; the return value is the exit code.
+
+    `standalone_mode` stays on so that typer words its own usage errors; it ends in SystemExit.
+    """
+    try:
+        app(list(args) if args is not None else None)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(ExitCode.OK)
+    except PdctlError as problem:
+        _tell(problem, sys.argv[1:] if args is None else list(args))
+        return int(problem.exit_code)
+    except KeyboardInterrupt:
+        ui.say("interrupted", "warn")
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does; that is not an error of ours.
+        sys.stderr.close()
+        return 141
+    return int(ExitCode.OK)
+
+
+def _tell(problem: PdctlError, args: list[str]) -> None:
+    if "--json" in args:
+        ui.json(problem.as_dict())
+    ui.error(problem)

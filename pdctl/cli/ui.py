@@ -1,0 +1,159 @@
+"""How pdctl talks: data to stdout, words to stderr, plain lines when nobody watches.
+
+User text never goes through rich's markup: brackets in paths and logs must survive.
+"""
+
+import json as jsonlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pdctl.base.errors import PdctlError, UsageError
+from pdctl.base.events import (
+    Event,
+    Listener,
+    Note,
+    StepDone,
+    StepFailed,
+    StepProgress,
+    StepSkipped,
+    StepStarted,
+    StepWaiting,
+)
+
+_STYLES = {"ok": "green", "bad": "red", "warn": "yellow", "dim": "dim", "plain": ""}
+
+
+def _console(*, stderr: bool) -> Console:
+    # Built at each use: tests and pipes swap the streams under us.
+    return Console(
+        file=sys.stderr if stderr else sys.stdout,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def data(text: str) -> None:
+    """Print a result to stdout, untouched."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def json(value: object) -> None:
+    """Print one JSON document to stdout."""
+    data(jsonlib.dumps(value, indent=2, ensure_ascii=False))
+
+
+def json_line(value: object) -> None:
+    """Print one JSON object as a line, for streams of events."""
+    data(jsonlib.dumps(value, ensure_ascii=False))
+
+
+def say(text: str, style: str = "plain") -> None:
+    """Print words to stderr; `style` is one of ok, bad, warn, dim, plain."""
+    _console(stderr=True).print(Text(text, style=_STYLES[style]))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table to stdout; None becomes a dash."""
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        grid.add_column(column, overflow="fold")
+    for row in rows:
+        grid.add_row(*[Text("-" if cell is None else str(cell)) for cell in row])
+    _console(stderr=False).print(grid, soft_wrap=False)
+
+
+def mark(state: str) -> str:
+    """✓ ! ✗ with ASCII where the terminal cannot show them; never colour alone."""
+    fancy = {"ok": "✓", "warn": "!", "bad": "✗", "skip": "·"}
+    plain = {"ok": "+", "warn": "!", "bad": "x", "skip": "-"}
+    encoding = (getattr(sys.stderr, "encoding", None) or "ascii").lower()
+    return (fancy if "utf" in encoding else plain)[state]
+
+
+def error(problem: PdctlError) -> None:
+    """Print an error: what, where, expected, evidence, then the hints."""
+    say(f"error: {problem.message}", "bad")
+    if problem.where:
+        say(f"  where: {problem.where}")
+    if problem.expected:
+        say(f"  expected: {problem.expected}")
+    for line in problem.detail:
+        say(f"  {line}")
+    if problem.hints:
+        say("")
+    for hint in problem.hints:
+        say(f"hint: {hint}")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Return if the user agrees.
+
+    Raises:
+        UsageError: when the answer is no, or nobody is there to answer and `--yes` was not given.
+    """
+    if yes or os.environ.get("PDCTL_YES") == "1":
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "this needs your consent and nobody is at the terminal", hints=["add `--yes`"]
+        )
+    say(f"{question} [y/N] ")
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise UsageError("not confirmed; nothing was changed")
+
+
+class _Progress:
+    """Turns events into lines; a repeated progress of one step is told at most every 5 s."""
+
+    def __init__(self, verbose: bool) -> None:
+        self._verbose = verbose
+        self._told: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case StepStarted(what=what) if self._verbose:
+                say(f"… {what}", "dim")
+            case StepProgress(id=step, text=text) if self._due(step):
+                say(f"… {text}{_share(event)}", "dim")
+            case StepWaiting():
+                say(
+                    f"… waiting for {event.waiting_for} "
+                    f"({event.elapsed_s:.0f} of at most {event.deadline_s:.0f} s)",
+                    "dim",
+                )
+            case StepSkipped(what=what, reason=reason):
+                say(f"{mark('skip')} {what}: nothing to do, because {reason}", "dim")
+            case StepDone(what=what, seconds=seconds, result=result):
+                tail = f": {result}" if result else ""
+                say(f"{mark('ok')} {what}{tail} ({seconds:.1f} s)", "ok")
+            case StepFailed(what=what, message=message, seconds=seconds):
+                say(f"{mark('bad')} {what}: {message} ({seconds:.1f} s)", "bad")
+            case Note(text=text, warning=warning):
+                say(f"{mark('warn')} {text}" if warning else text, "warn" if warning else "plain")
+
+    def _due(self, step: str) -> bool:
+        now = time.monotonic()
+        if now - self._told.get(step, -10.0) < 5.0:
+            return False
+        self._told[step] = now
+        return True
+
+
+def _share(event: StepProgress) -> str:
+    if event.done is None or not event.total:
+        return ""
+    return f" ({event.done / event.total:.0%})"
+
+
+def listener(*, verbose: bool = False) -> Listener:
+    """A listener that prints events to stderr."""
+    return _Progress(verbose)

@@ -1,0 +1,1 @@
+"""Applies a plan: runner, health gates, teardown."""

@@ -1,0 +1,1 @@
+"""All we know of vLLM and NIXL."""

@@ -1,0 +1,1 @@
+"""Typed facts read from what runs, and the two-turn proof."""

@@ -1,0 +1,1 @@
+"""Configuration and facts to ordered steps with reasons. Pure."""

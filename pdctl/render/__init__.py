@@ -1,0 +1,1 @@
+"""Configuration to the exact argv, environment and files. Pure."""

@@ -1,0 +1,1 @@
+"""The multi-turn router: a pure core and a thin aiohttp shell."""

@@ -1,0 +1,1 @@
+"""What pdctl remembers of a deployment: state file and lock."""

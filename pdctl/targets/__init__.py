@@ -1,0 +1,1 @@
+"""How to reach a machine: local processes, SSH, EC2."""
