@@ -1,0 +1,1 @@
+"""Scripts that run on an engine's host, with its Python and without pdctl: stdlib only."""
