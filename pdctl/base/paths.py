@@ -1,5 +1,6 @@
 """Where pdctl keeps things. Functions, not constants, so that a test can redirect them."""
 
+import hashlib
 import os
 from importlib import resources
 from pathlib import Path
@@ -9,11 +10,13 @@ import platformdirs
 STATE_DIR_ENV = "PDCTL_STATE_DIR"
 CACHE_DIR_ENV = "PDCTL_CACHE_DIR"
 
+_LONGEST_TEMP_DIR = 64  # vLLM adds a UUID, multiprocessing `/pymp-xxxxxxxx/listener-xxxxxxxx`
+
 
 def state_root() -> Path:
     """State of all deployments: `$PDCTL_STATE_DIR`, else the platform's state directory."""
     override = os.environ.get(STATE_DIR_ENV)
-    return Path(override) if override else Path(platformdirs.user_state_dir("pdctl"))
+    return Path(override or platformdirs.user_state_dir("pdctl")).absolute()
 
 
 def deployment_dir(name: str) -> Path:
@@ -21,10 +24,28 @@ def deployment_dir(name: str) -> Path:
     return state_root() / name
 
 
+def log_dir(name: str) -> Path:
+    """Logs of a deployment's processes. They survive `down`."""
+    return deployment_dir(name) / "logs"
+
+
+def temp_dir(name: str) -> Path:
+    """The temporary directory of a deployment's processes: private, and removed by `down`.
+
+    Engines put Unix sockets there, whose paths end at 107 bytes; where the state directory is too
+    deep for that, a folder in `/tmp` with a name made from it takes its place.
+    """
+    inside = deployment_dir(name) / "tmp"
+    if len(os.fsencode(inside)) <= _LONGEST_TEMP_DIR:
+        return inside
+    digest = hashlib.sha256(os.fsencode(inside)).hexdigest()[:12]
+    return Path("/tmp") / f"pdctl-{os.getuid()}-{digest}"
+
+
 def cache_root() -> Path:
     """What can be made again: engine environments, models. `$PDCTL_CACHE_DIR` overrides."""
     override = os.environ.get(CACHE_DIR_ENV)
-    return Path(override) if override else Path(platformdirs.user_cache_dir("pdctl"))
+    return Path(override or platformdirs.user_cache_dir("pdctl")).absolute()
 
 
 def templates_dir() -> Path:

@@ -1,12 +1,22 @@
 """What a process to run is, and how a running one is named so that no other is ever hit."""
 
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Literal
 
 from pdctl.base.command import Command
 
 RoleName = Literal["prefill", "decode", "router"]
 ROLES: tuple[RoleName, ...] = ("prefill", "decode", "router")
+
+MARK_ENV = "PDCTL_PROCESS"
+"""Set in the environment of every process of a deployment and inherited by its children, so that
+one that was started but never recorded is found and known to be ours."""
+
+
+def process_mark(deployment_dir: PurePath, name: str) -> str:
+    """The value of `PDCTL_PROCESS`: the folder tells deployments apart, also of the same name."""
+    return f"{deployment_dir}/{name}"
 
 
 @dataclass(frozen=True)
@@ -54,8 +64,18 @@ class ProcessRef:
         pid: process id, also the id of its process group.
         start_ticks: field 22 of `/proc/PID/stat`, clock ticks since boot.
         boot_id: `/proc/sys/kernel/random/boot_id`; ticks mean nothing after a reboot.
+        mark: its `PDCTL_PROCESS`, empty when it has none. Children that outlive it are known by it.
     """
 
     pid: int
     start_ticks: int
     boot_id: str
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class RunningProcess:
+    """A process as it was found on a machine, rather than as it was started."""
+
+    ref: ProcessRef
+    argv: tuple[str, ...]

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from pdctl.base.command import Command
-from pdctl.base.process import ProcessRef, ProcessSpec
+from pdctl.base.process import ProcessRef, ProcessSpec, RunningProcess
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,10 @@ class Host(Protocol):
 
         A process that was recycled or is gone is not touched.
         """
+        ...
+
+    def find(self, mark: str) -> list[RunningProcess]:
+        """This user's processes whose `PDCTL_PROCESS` is `mark` or, for `dir/`, begins with it."""
         ...
 
     def port_holder(self, address: str, port: int) -> str | None:
