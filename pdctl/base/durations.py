@@ -25,7 +25,9 @@ def parse_duration(value: int | float | str) -> float:
         elif _WHOLE.fullmatch(text):
             seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
         else:
-            raise ValueError(f"`{value}` is not a duration; write seconds (480) or 8m, 1h30m, 500ms")
+            raise ValueError(
+                f"`{value}` is not a duration; write seconds (480) or 8m, 1h30m, 500ms"
+            )
     if seconds < 0 or seconds != seconds or seconds == float("inf"):
         raise ValueError("a duration is a finite number of seconds, zero or more")
     return seconds

@@ -8,6 +8,7 @@ import typer
 from pdctl.base.errors import PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
+from pdctl.cli.router import router
 from pdctl.cli.version import version
 
 app = typer.Typer(
@@ -17,7 +18,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(router)
 app.command()(version)
+
+
+@app.callback()
+def _main() -> None:
+    """Keep `pdctl COMMAND` the form, however many commands there are."""
 
 
 def run(args: Sequence[str] | None = None) -> int:

@@ -7,7 +7,9 @@ import typer
 
 File = Annotated[
     Path,
-    typer.Option("--file", "-f", envvar="PDCTL_FILE", help="Configuration file.", show_default=True),
+    typer.Option(
+        "--file", "-f", envvar="PDCTL_FILE", help="Configuration file.", show_default=True
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

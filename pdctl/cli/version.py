@@ -16,6 +16,4 @@ def version(json: options.Json = False) -> None:
     if json:
         ui.json(facts)
     else:
-        ui.data(
-            f"pdctl {facts['pdctl']} (Python {facts['python']}, {facts['platform']})"
-        )
+        ui.data(f"pdctl {facts['pdctl']} (Python {facts['python']}, {facts['platform']})")

@@ -1,0 +1,117 @@
+"""`pdctl router`: the router alone, for any prefill/decode pair."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdctl.base.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from pdctl.config.model import RouterLimits
+
+
+def router(
+    prefill: Annotated[list[str], typer.Option("--prefill", help="URL of a prefill server.")],
+    decode: Annotated[list[str], typer.Option("--decode", help="URL of a decode server.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses one.")] = 8000,
+    ttl: Annotated[
+        str, typer.Option(help="How long a handle is offered; below decode's own TTL.")
+    ] = "450s",
+    threshold: Annotated[
+        int, typer.Option(help="Fewer reusable tokens than this are recomputed.")
+    ] = 64,
+    reuse_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of conversations that reuse.")
+    ] = 1.0,
+    limit: Annotated[
+        list[str] | None, typer.Option("--limit", help="A limit as name=value, see docs/router.md.")
+    ] = None,
+    engine_key_file: Annotated[
+        Path | None, typer.Option(help="File with the engines' API key.")
+    ] = None,
+    request_log: Annotated[
+        Path | None, typer.Option(help="Append one JSON line a request to this file.")
+    ] = None,
+) -> None:
+    """Run the multi-turn router until SIGTERM."""
+    import asyncio
+    import logging
+    import sys
+
+    from pdctl.base.durations import parse_duration
+    from pdctl.router import server
+    from pdctl.router.settings import RouterSettings
+
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s [%(levelname)s] %(name)s: %(message)s",
+    )
+    try:
+        seconds = parse_duration(ttl)
+    except ValueError as error:
+        raise UsageError(f"--ttl: {error}") from error
+    settings = RouterSettings(
+        prefill=_urls(prefill),
+        decode=_urls(decode),
+        host=host,
+        port=port,
+        ttl=seconds,
+        threshold=threshold,
+        reuse_share=reuse_share,
+        engine_key_file=engine_key_file,
+        request_log=request_log,
+        limits=_limits(limit or []),
+    )
+    asyncio.run(server.run(settings, key=_key(engine_key_file)))
+
+
+def _key(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise NotFoundError(
+            f"cannot read the engines' key: {error.strerror}", where=str(file)
+        ) from error
+
+
+def _urls(given: list[str]) -> tuple[str, ...]:
+    from urllib.parse import urlsplit
+
+    urls = []
+    for url in given:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(
+                f"`{url}` is not a URL of an engine", expected="http://host:port", hints=[]
+            )
+        urls.append(url.rstrip("/"))
+    if len(set(urls)) != len(urls):
+        raise UsageError("an engine is named twice", where=", ".join(urls))
+    return tuple(urls)
+
+
+def _limits(given: list[str]) -> "RouterLimits":
+    from pydantic import ValidationError
+
+    from pdctl.config.model import RouterLimits
+
+    values: dict[str, str] = {}
+    for item in given:
+        name, sign, value = item.partition("=")
+        if not sign or name not in RouterLimits.model_fields:
+            raise UsageError(
+                f"`{item}` is not a limit",
+                where="--limit",
+                expected=f"name=value, with name one of {', '.join(RouterLimits.model_fields)}",
+            )
+        values[name] = value
+    try:
+        return RouterLimits.model_validate(values, strict=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{first['loc'][0]}: {first['msg']}", where="--limit") from error

@@ -1,0 +1,522 @@
+"""Performs what the core asks for: the bridge between one generator and the network."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from pdctl.base.sse import SseSplitter
+from pdctl.config.model import RouterLimits
+from pdctl.router import legs
+from pdctl.router.core import (
+    Action,
+    Alarm,
+    Answer,
+    Failure,
+    Find,
+    Finish,
+    Keep,
+    OpenDecode,
+    Opened,
+    Prefill,
+    Relay,
+    Relayed,
+    Release,
+    Render,
+    Reply,
+    Report,
+    Settle,
+    Take,
+    Turn,
+)
+from pdctl.router.engines import Engines
+from pdctl.router.fleet import Fleet
+from pdctl.router.handle import Handle
+from pdctl.router.match import release_params
+from pdctl.router.metrics import RouterMetrics
+from pdctl.router.store import HandleStore
+
+log = logging.getLogger("pdctl.router")
+
+# A leg whose client left is ended after its first event, or after this long.
+_ABANDON_S = 30.0
+# A decode leg that does not stream shows no first event; pulling takes far less than this.
+_PULL_GRACE_S = 2.0
+_WORTH_NOTING_S = 0.001
+
+
+class DecodeBrokeOff(Exception):  # noqa: N818 - a turn of events, not an error of ours
+    """Decode ended in mid-answer; the text says how."""
+
+
+class Background:
+    """Work that must go on when its request is gone; the router waits for it at shutdown."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Start it; an error in it is logged, not lost."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def drain(self, limit: float) -> None:
+        """Wait for what is running, at most `limit` seconds, then cancel it."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(set(self._tasks), timeout=limit)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=1)
+
+    def _done(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("background work failed", exc_info=task.exception())
+
+
+@dataclass
+class Shared:
+    """What all requests of a router share."""
+
+    engines: Engines
+    fleet: Fleet
+    store: HandleStore
+    metrics: RouterMetrics
+    limits: RouterLimits
+    background: Background
+
+
+class Driver:
+    """Runs one turn to its end for one client."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        request: web.Request,
+        request_id: str,
+        headers: dict[str, str],
+        *,
+        explain: bool,
+    ) -> None:
+        self._shared = shared
+        self._request = request
+        self._request_id = request_id
+        self._headers = headers
+        self._explain = explain
+        self._path = request.path
+        self._arrived = time.monotonic()
+        self._upstream: aiohttp.ClientResponse | None = None
+        self._answer: dict[str, Any] | None = None
+        self._first_events: list[bytes] = []
+        self._splitter = SseSplitter()
+        self._cleaner: legs.StreamCleaner | None = None
+        self.response: web.StreamResponse | None = None
+        self.ttft_s: float | None = None
+
+    async def run(self, turn: Turn) -> Report:
+        """Perform the turn's actions until it ends.
+
+        Raises:
+            asyncio.CancelledError: when the client left; what must not be cut off goes on in
+                the background.
+        """
+        try:
+            return await self._run(turn)
+        finally:
+            if self._upstream is not None:
+                self._upstream.close()
+
+    async def _run(self, turn: Turn) -> Report:
+        action = next(turn)
+        while True:
+            gone = False
+            try:
+                result = await self._perform(action)
+            except (asyncio.CancelledError, ConnectionError) as error:
+                result = self._after_leaving(action)
+                if result is None:
+                    turn.close()
+                    raise asyncio.CancelledError from error
+                gone = True
+            try:
+                action = turn.send(result)
+                if gone:
+                    # Decode ended and its handle is known: it is kept, client or no client.
+                    await asyncio.shield(self._shared.background.run(self._rest(turn, action)))
+                    raise asyncio.CancelledError
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    def _after_leaving(self, action: Action) -> Relayed | None:
+        """What the core still has to hear when the client left during `action`."""
+        if isinstance(action, Relay) and self._cleaner is not None and self._cleaner.harvest.kv:
+            return Relayed(self._cleaner.harvest, complete=False)
+        return None
+
+    async def _rest(self, turn: Turn, action: Action) -> None:
+        try:
+            while True:
+                result = None if isinstance(action, Finish) else await self._perform(action)
+                action = turn.send(result)
+        except StopIteration:
+            return
+
+    async def _perform(self, action: Action) -> Any:  # noqa: C901 - one line a kind of action
+        shared = self._shared
+        match action:
+            case Find():
+                return await shared.store.find(action.scope, action.conversation)
+            case Render():
+                return await self._render(action)
+            case Take():
+                return await shared.store.take(action.handle_id)
+            case Settle():
+                return self._settle(action)
+            case Prefill():
+                return await self._prefill(action)
+            case OpenDecode():
+                return await self._open_decode(action)
+            case Relay():
+                return await self._relay(action)
+            case Finish():
+                return await self._finish()
+            case Reply():
+                return self._reply(action.failure)
+            case Keep():
+                return await asyncio.shield(self._keep(action.handle))
+            case Release():
+                return shared.background.run(release(shared, action, self._headers))
+            case Alarm():
+                shared.metrics.alarms.labels(action.kind).inc()
+                return log.error("ALARM %s: %s", action.kind, action.text)
+            case _:
+                assert_never(action)
+
+    # The legs.
+
+    async def _render(self, action: Render) -> list[int] | None:
+        answer = await self._shared.engines.post_json(
+            f"{action.url}/tokenize",
+            action.body,
+            limit=self._shared.limits.tokenize,
+            headers=self._headers,
+        )
+        if isinstance(answer, Failure):
+            return None
+        tokens = answer.json.get("tokens")
+        return tokens if isinstance(tokens, list) else None
+
+    async def _prefill(self, action: Prefill) -> Answer | Failure:
+        work = self._prefill_call(action)
+        if not action.carries_handle:
+            return await work
+        task = self._shared.background.run(work)
+        done, _ = await asyncio.wait({task}, timeout=action.limit)
+        if not done:
+            return Failure(0, "timeout", url=action.url)
+        return task.result()  # type: ignore[no-any-return]
+
+    async def _prefill_call(self, action: Prefill) -> Answer | Failure:
+        engine = self._shared.fleet.prefill[action.url]
+        # A leg with a handle outlives its limit rather than being aborted; it ends at last.
+        limit = action.limit if not action.carries_handle else action.limit + _ABANDON_S
+        engine.outstanding += action.prompt_tokens
+        try:
+            result = await self._shared.engines.post_json(
+                f"{action.url}{self._path}", action.body, limit=limit, headers=self._headers
+            )
+        finally:
+            engine.outstanding -= action.prompt_tokens
+        if isinstance(result, Answer):
+            log.info("[%s] Prefill done in %.0fms", self._request_id, result.seconds * 1000)
+        else:
+            log.warning(
+                "[%s] prefill %s failed: %s %s",
+                self._request_id,
+                action.url,
+                result.kind,
+                result.status or "",
+            )
+        return result
+
+    async def _open_decode(self, action: OpenDecode) -> Opened | Failure:
+        limits = self._shared.limits
+        streams = bool(action.body.get("stream"))
+        opening = self._shared.background.run(self._first_of_decode(action))
+        try:
+            limit = limits.first_byte if streams else limits.total
+            done, _ = await asyncio.wait({opening}, timeout=limit)
+        except asyncio.CancelledError:
+            # Decode may be in the middle of pulling blocks: let it get them, then abort.
+            grace = _ABANDON_S if streams else _PULL_GRACE_S
+            self._shared.background.run(self._abandon(opening, grace))
+            raise
+        if not done:
+            self._shared.background.run(self._abandon(opening, 0))
+            return Failure(0, "timeout", url=action.url)
+        result: Opened | Failure = opening.result()
+        return result
+
+    async def _abandon(self, opening: "asyncio.Task[Any]", grace: float) -> None:
+        await asyncio.wait({opening}, timeout=grace)
+        opening.cancel()
+        if self._upstream is not None:
+            self._upstream.close()
+
+    async def _first_of_decode(self, action: OpenDecode) -> Opened | Failure:
+        url = f"{action.url}{self._path}"
+        try:
+            upstream = await self._shared.engines.open(url, action.body, self._headers)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return Failure(0, "unreachable", url=action.url)
+        self._upstream = upstream
+        try:
+            if upstream.status == 200 and _is_stream(upstream):
+                return await self._first_event(action.url, upstream)
+            return await self._whole_answer(action.url, upstream)
+        except (aiohttp.ClientError, OSError):
+            return Failure(0, "unreachable", url=action.url)
+
+    async def _first_event(self, url: str, upstream: aiohttp.ClientResponse) -> Opened | Failure:
+        """Read to the first event: an engine that failed says so there, under a 200."""
+        self._splitter, self._first_events = SseSplitter(), []
+        async for chunk in upstream.content.iter_any():
+            self._first_events = self._splitter.feed(chunk)
+            if self._first_events:
+                break
+        if not self._first_events:
+            return Failure(502, "stream_error", url=url)
+        error = legs.error_of(self._first_events[0])
+        if error is not None:
+            upstream.close()
+            status = _error_status(error)
+            return Failure(status, "stream_error", orjson.dumps(error), url=url)
+        return Opened(upstream.status)
+
+    async def _whole_answer(self, url: str, upstream: aiohttp.ClientResponse) -> Opened | Failure:
+        body = await upstream.read()
+        content_type = upstream.headers.get("Content-Type", "application/json")
+        if upstream.status != 200:
+            return Failure(upstream.status, "status", body, content_type, url)
+        try:
+            answer = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return Failure(502, "status", body, content_type, url)
+        if not isinstance(answer, dict) or _ended_in_error(answer):
+            return Failure(500, "stream_error", body, content_type, url)
+        self._answer = answer
+        return Opened(upstream.status)
+
+    # Decode to client.
+
+    async def _relay(self, action: Relay) -> Relayed:
+        headers = self._response_headers(action.report)
+        if self._answer is not None:
+            harvest = legs.clean_answer(self._answer, action.wants, action.cached_tokens)
+            self.response = web.Response(
+                body=orjson.dumps(self._answer), headers=headers, content_type="application/json"
+            )
+            self.ttft_s = time.monotonic() - self._arrived
+            return Relayed(harvest, complete=True)
+        self._cleaner = legs.StreamCleaner(
+            action.wants, action.cached_tokens, hold_end=action.asked
+        )
+        return await self._relay_stream(action.report, headers)
+
+    async def _relay_stream(self, report: Report, headers: dict[str, str]) -> Relayed:
+        assert self._upstream is not None
+        assert self._cleaner is not None
+        cleaner = self._cleaner
+        decode = self._shared.fleet.decode[report.decode]
+        load = report.prompt_tokens or 0
+        headers["Content-Type"] = self._upstream.headers.get("Content-Type", "text/event-stream")
+        response = web.StreamResponse(status=self._upstream.status, headers=headers)
+        await response.prepare(self._request)
+        self.response = response
+        blocked = 0.0
+        decode.outstanding += load
+        try:
+            async for event in self._events():
+                out = cleaner.feed(event)
+                if not out:
+                    continue
+                if self.ttft_s is None and cleaner.harvest.content_seen:
+                    self.ttft_s = time.monotonic() - self._arrived
+                blocked += await self._write(response, out)
+        except DecodeBrokeOff as broke:
+            log.warning("[%s] decode %s in mid-answer", self._request_id, broke)
+            event = legs.error_body(
+                f"The decode engine {broke} before the answer was complete",
+                "decode_interrupted",
+                502,
+                self._request_id,
+            )
+            await self._write(response, b"data: " + event + b"\n\n")
+            return Relayed(cleaner.harvest, complete=False, blocked=blocked)
+        finally:
+            decode.outstanding -= load
+        return Relayed(cleaner.harvest, not cleaner.harvest.failed, blocked)
+
+    async def _write(self, response: web.StreamResponse, out: bytes) -> float:
+        """Send to the client; returns the seconds it made us wait.
+
+        Raises:
+            ConnectionError: when the client is gone, or has not read for as long as an engine
+                may be silent.
+        """
+        before = time.monotonic()
+        try:
+            async with asyncio.timeout(self._shared.limits.idle):
+                await response.write(out)
+        except TimeoutError as error:
+            raise ConnectionResetError("the client does not read") from error
+        waited = time.monotonic() - before
+        return waited if waited > _WORTH_NOTING_S else 0.0
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        """Decode's events, whole.
+
+        Raises:
+            DecodeBrokeOff: when decode is silent too long or closes before the end.
+        """
+        assert self._upstream is not None
+        for event in self._first_events:
+            yield event
+        content = self._upstream.content
+        while True:
+            try:
+                async with asyncio.timeout(self._shared.limits.idle):
+                    chunk = await content.readany()
+            except TimeoutError as error:
+                raise DecodeBrokeOff("stopped sending") from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise DecodeBrokeOff("closed the connection") from error
+            if not chunk:
+                break
+            for event in self._splitter.feed(chunk):
+                yield event
+        if self._splitter.rest():
+            raise DecodeBrokeOff("closed the connection")
+
+    async def _finish(self) -> None:
+        response = self.response
+        assert response is not None
+        if isinstance(response, web.Response):
+            return
+        if self._cleaner is not None and (tail := self._cleaner.tail()):
+            if self.ttft_s is None:
+                self.ttft_s = time.monotonic() - self._arrived
+            await self._write(response, tail)
+        await response.write_eof()
+
+    def _reply(self, failure: Failure) -> None:
+        headers = {"x-pdctl-request-id": self._request_id}
+        if failure.body:
+            headers["Content-Type"] = failure.content_type
+            body = failure.body
+        else:
+            headers["Content-Type"] = "application/json"
+            said = "did not answer in time" if failure.kind == "timeout" else "cannot be reached"
+            body = legs.error_body(
+                f"The decode engine {said}", "engine_unavailable", failure.client_status,
+                self._request_id,
+            )  # fmt: skip
+        self.response = web.Response(status=failure.client_status, body=body, headers=headers)
+
+    def _response_headers(self, report: Report) -> dict[str, str]:
+        headers = {"x-pdctl-request-id": self._request_id}
+        if self._upstream is not None and (name := self._upstream.headers.get("X-Request-Id")):
+            headers["X-Request-Id"] = name
+        if self._explain:
+            headers["x-pdctl-turn"] = orjson.dumps(explanation(report)).decode()
+        return headers
+
+    # Handles.
+
+    def _settle(self, action: Settle) -> None:
+        level = logging.INFO if action.outcome == "consumed" else logging.WARNING
+        log.log(
+            level,
+            "[%s] handle %s %s (%s)",
+            self._request_id,
+            action.handle.params["remote_request_id"],
+            action.outcome,
+            action.reason,
+        )
+
+    async def _keep(self, handle: Handle) -> list[Handle]:
+        await note_start(self._shared, handle)
+        evicted = await self._shared.store.put(handle)
+        log.info(
+            "conv=%s: cached D blocks (remote_request_id=%s, blocks=%d, tokens=%d)",
+            handle.conversation,
+            handle.params["remote_request_id"],
+            len(handle.params["remote_block_ids"][0]),
+            handle.held.certain,
+        )
+        return evicted
+
+
+def explanation(report: Report) -> dict[str, Any]:
+    """What `x-pdctl-turn` says."""
+    return {
+        "outcome": report.outcome,
+        "reason": report.reason,
+        "reused_tokens": report.reused_tokens,
+        "attached_tokens": report.attached_tokens,
+        "prompt_tokens": report.prompt_tokens,
+        "prefill": report.prefill,
+        "decode": report.decode,
+        "retries": report.retries,
+    }
+
+
+async def note_start(shared: Shared, handle: Handle) -> None:
+    """A handle names the start of its engine; one of another start means all others are dead."""
+    known = shared.fleet.decode_starts.get(handle.decode)
+    if known != handle.engine_start:
+        shared.fleet.decode_starts[handle.decode] = handle.engine_start
+        if known is not None:
+            gone = await shared.store.forget_engine(handle.decode, handle.engine_start)
+            log.warning("%s was restarted: %d handles forgotten", handle.decode, gone)
+
+
+async def release(shared: Shared, action: Release, headers: dict[str, str]) -> None:
+    """Free a handle's blocks on decode by way of prefill (FACTS L3). Failing costs memory only."""
+    reason = action.reason
+    if not action.prefill:
+        shared.metrics.releases.labels("no_prefill").inc()
+        return
+    result = await shared.engines.post_json(
+        f"{action.prefill}/v1/completions",
+        legs.release_body(action.model, release_params(action.params)),
+        limit=shared.limits.prefill_base,
+        headers=headers,
+    )
+    shared.metrics.releases.labels(reason if isinstance(result, Answer) else "failed").inc()
+    if isinstance(result, Failure):
+        log.warning("release of %s failed: %s", action.params.get("remote_request_id"), result.kind)
+
+
+def _is_stream(upstream: aiohttp.ClientResponse) -> bool:
+    return upstream.headers.get("Content-Type", "").startswith("text/event-stream")
+
+
+def _ended_in_error(answer: dict[str, Any]) -> bool:
+    return any(c.get("finish_reason") == "error" for c in answer.get("choices") or [])
+
+
+def _error_status(error: dict[str, Any]) -> int:
+    inner = error.get("error")
+    code = inner.get("code") if isinstance(inner, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500

@@ -1,0 +1,128 @@
+"""Which requests may reuse, decided from the request alone. Pure.
+
+An allow-list: the router matches on the ids that `/tokenize` gives, so every field that could
+change the prompt must be one that `/tokenize` takes and treats alike (FACTS 10). Unknown fields
+pass through to the engines untouched, but their requests run cold.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+CHAT: Endpoint = "/v1/chat/completions"
+COMPLETIONS: Endpoint = "/v1/completions"
+
+# Fields that never reach the prompt: sampling, streaming, bookkeeping.
+_NO_EFFECT_ON_PROMPT = frozenset(
+    {
+        "model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "seed",
+        "max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids",
+        "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
+        "spaces_between_special_tokens", "frequency_penalty", "presence_penalty",
+        "repetition_penalty", "length_penalty", "logit_bias", "logprobs", "top_logprobs", "n",
+        "best_of", "use_beam_search", "user", "metadata", "store", "service_tier", "priority",
+        "request_id", "cache_salt", "return_token_ids", "return_tokens_as_token_ids",
+        "allowed_token_ids", "bad_words", "parallel_tool_calls", "include_reasoning",
+    }
+)  # fmt: skip
+
+# Fields that `/tokenize` takes and renders as the chat endpoint does.
+_CHAT_RENDERED = frozenset(
+    {
+        "messages", "tools", "add_generation_prompt", "continue_final_message",
+        "add_special_tokens", "chat_template", "chat_template_kwargs",
+    }
+)  # fmt: skip
+
+_CHAT_FIELDS = _NO_EFFECT_ON_PROMPT | _CHAT_RENDERED
+_COMPLETION_FIELDS = _NO_EFFECT_ON_PROMPT | {"prompt", "add_special_tokens"}
+
+# Any value but these would need several sequences, or the prompt's own logits.
+_ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "use_beam_search": (None, False),
+    "echo": (None, False),
+    "prompt_logprobs": (None,),
+}
+
+# These change the prompt of some templates unless they have their default value.
+_HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
+    "tool_choice": ("auto",),
+    "response_format": (None, {"type": "text"}),
+    "suffix": (None,),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a request may reuse and be retained; `reason` says why not."""
+
+    eligible: bool
+    reason: str = ""
+
+
+ELIGIBLE = Verdict(True)
+
+
+def judge(endpoint: Endpoint, body: Mapping[str, Any]) -> Verdict:
+    """Decide from the request's fields.
+
+    The reason is one of a small set of words, fit for a metric's label.
+    """
+    for name, allowed in _ONLY_VALUES.items():
+        if body.get(name) not in allowed:
+            return Verdict(False, f"excluded_{name}")
+    for name, allowed in _HARMLESS_VALUES.items():
+        if name in body and body[name] is not None and body[name] not in allowed:
+            return Verdict(False, f"excluded_{name}")
+    fields = _CHAT_FIELDS if endpoint == CHAT else _COMPLETION_FIELDS
+    known = fields | _ONLY_VALUES.keys() | _HARMLESS_VALUES.keys()
+    if not body.keys() <= known:
+        return Verdict(False, "excluded_unknown_field")
+    return _judge_chat(body) if endpoint == CHAT else _judge_completion(body)
+
+
+def _judge_chat(body: Mapping[str, Any]) -> Verdict:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return Verdict(False, "excluded_messages")
+    for message in messages:
+        if not isinstance(message, Mapping):
+            return Verdict(False, "excluded_messages")
+        if not _is_text(message.get("content")):
+            return Verdict(False, "excluded_non_text")
+    return ELIGIBLE
+
+
+def _is_text(content: object) -> bool:
+    if content is None or isinstance(content, str):
+        return True
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" for part in content
+    )
+
+
+def _judge_completion(body: Mapping[str, Any]) -> Verdict:
+    prompt = body.get("prompt")
+    if isinstance(prompt, str) and prompt:
+        return ELIGIBLE
+    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+        return ELIGIBLE
+    return Verdict(False, "excluded_prompt")
+
+
+def tokenize_body(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The `/tokenize` request that renders what `body` would."""
+    if endpoint == CHAT:
+        names = {"model", *_CHAT_RENDERED}
+    else:
+        names = {"model", "prompt", "add_special_tokens"}
+    return {name: body[name] for name in names if body.get(name) is not None}
+
+
+def shape(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
+    """Names the combination of fields of a request, to stop trusting one that proved wrong."""
+    fields = sorted(set(body) - _NO_EFFECT_ON_PROMPT)
+    return f"{endpoint}:{','.join(fields)}"

@@ -1,0 +1,119 @@
+"""HTTP to the engines: one pooled session, every wait with a limit."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from pdctl.config.model import RouterLimits
+from pdctl.router.core import Answer, Failure
+
+_JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Raw:
+    """An engine's answer as it came."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Engines:
+    """Calls engines by URL. One a router process; `close` gives the connections back."""
+
+    def __init__(self, limits: RouterLimits, engine_key: str | None = None) -> None:
+        self._limits = limits
+        self._key = engine_key
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The pool; made on first use, since it belongs to the running loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect),
+                # An engine's answer is passed on as it is, also when it is compressed.
+                auto_decompress=False,
+                read_bufsize=2**18,
+            )
+        return self._session
+
+    def headers(self, client: Mapping[str, str]) -> dict[str, str]:
+        """Headers for an engine: the client's own that matter, and the engine's key."""
+        headers = dict(client)
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        return headers
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def post_json(
+        self, url: str, body: Mapping[str, Any], *, limit: float, headers: Mapping[str, str]
+    ) -> Answer | Failure:
+        """POST a JSON object and read the whole answer within `limit` seconds."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(limit):
+                raw = await self.request("POST", url, orjson.dumps(body), headers)
+        except TimeoutError:
+            return Failure(0, "timeout", url=url)
+        except aiohttp.ClientError:
+            return Failure(0, "unreachable", url=url)
+        if raw.status != 200:
+            return Failure(raw.status, "status", raw.body, raw.content_type, url)
+        try:
+            value = orjson.loads(raw.body)
+        except orjson.JSONDecodeError:
+            return Failure(502, "status", raw.body, raw.content_type, url)
+        if not isinstance(value, dict):
+            return Failure(502, "status", raw.body, raw.content_type, url)
+        return Answer(value, time.monotonic() - began)
+
+    async def request(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Raw:
+        """One whole exchange. The caller sets the limit.
+
+        Raises:
+            aiohttp.ClientError: when the engine cannot be reached or breaks off.
+        """
+        sent = {**_JSON, **self.headers(headers)} if body is not None else self.headers(headers)
+        async with self.session.request(method, url, data=body, headers=sent) as response:
+            return Raw(
+                response.status,
+                response.headers.get("Content-Type", "application/json"),
+                await response.read(),
+                response.headers,
+            )
+
+    async def open(
+        self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """Start a request and return when its status line is there.
+
+        Raises:
+            aiohttp.ClientError: when the engine cannot be reached.
+        """
+        sent = {**_JSON, **self.headers(headers)}
+        return await self.session.post(url, data=orjson.dumps(body), headers=sent)
+
+    async def get(self, url: str, *, limit: float) -> Raw | Failure:
+        """GET within `limit` seconds."""
+        try:
+            async with asyncio.timeout(limit):
+                return await self.request("GET", url, None, {})
+        except TimeoutError:
+            return Failure(0, "timeout", url=url)
+        except (aiohttp.ClientError, OSError):
+            return Failure(0, "unreachable", url=url)

@@ -1,0 +1,298 @@
+"""The bodies of the two legs, and what of decode's answer the client gets. Pure.
+
+Prefill computes the prompt and one token; decode continues from its blocks. Nothing of the
+machinery may reach the client: no handle, no ids it did not ask for, no engine address.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from pdctl.base.sse import DONE, data_of, event_of
+from pdctl.router.eligible import CHAT, Endpoint
+
+# Neither engine sees these: the first is the router's own, the second would let a client read
+# another's KV or make an engine call an address of its choice (research 2.1, no. 13).
+CLIENT_ONLY = ("conversation_id",)
+FORBIDDEN = ("kv_transfer_params", "ec_transfer_params")
+
+# On prefill these would change how its one token ends, or cost work nobody sees.
+_NOT_FOR_PREFILL = (
+    "stop", "stop_token_ids", "min_tokens", "n", "best_of", "use_beam_search", "logprobs",
+    "top_logprobs", "prompt_logprobs", "stream_options", "echo", "max_completion_tokens",
+)  # fmt: skip
+
+FIRST_TURN: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+def client_body(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The request as the engines may see it, and the forbidden fields it carried."""
+    dropped = [name for name in FORBIDDEN if name in body]
+    hidden = {*CLIENT_ONLY, *FORBIDDEN}
+    return {name: value for name, value in body.items() if name not in hidden}, dropped
+
+
+def prefill_body(
+    endpoint: Endpoint, body: Mapping[str, Any], kv: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The prefill leg: the same prompt, one token, no stream."""
+    leg = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
+    leg |= {"max_tokens": 1, "stream": False, "return_token_ids": True}
+    if endpoint == CHAT:
+        leg["max_completion_tokens"] = 1
+    leg["kv_transfer_params"] = dict(kv)
+    return leg
+
+
+def decode_body(
+    body: Mapping[str, Any],
+    kv: Mapping[str, Any] | None,
+    *,
+    prompt_ids: list[int] | None,
+    want_ids: bool,
+) -> dict[str, Any]:
+    """The decode leg: the client's request, with prefill's blocks.
+
+    Args:
+        kv: what prefill answered; None when decode is to do the whole request by itself.
+        prompt_ids: prefill's own prompt ids, so that decode need not tokenise again (FACTS L5)
+            and cannot come to others. Ignored by engines that do not know them.
+        want_ids: ask for token ids and usage; only for requests that will be retained.
+    """
+    leg = dict(body)
+    if kv is not None:
+        leg["kv_transfer_params"] = dict(kv)
+        if prompt_ids is not None:
+            leg["kv_transfer_params"]["prompt_token_ids"] = prompt_ids
+    if want_ids:
+        leg["return_token_ids"] = True
+        if leg.get("stream"):
+            leg["stream_options"] = {**(leg.get("stream_options") or {}), "include_usage": True}
+    return leg
+
+
+def release_body(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """A request of the router's own, as small as can be, that makes decode free a handle."""
+    return {
+        "model": model,
+        "prompt": [1, 2, 3],
+        "max_tokens": 1,
+        "temperature": 0,
+        "kv_transfer_params": dict(params),
+    }
+
+
+@dataclass
+class Harvest:
+    """What decode told the router in passing.
+
+    Attributes:
+        kv: the handle of the finished turn, if it came.
+        generated: ids of the answer, in order.
+        usage: the engine's own counts.
+        finish_reason: how the turn ended; None when it did not.
+        failed: an error event came in the stream.
+        content_seen: something a reader would see was sent on.
+    """
+
+    kv: dict[str, Any] | None = None
+    generated: list[int] = field(default_factory=list)
+    usage: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    failed: bool = False
+    content_seen: bool = False
+
+    @property
+    def completion_tokens(self) -> int | None:
+        """Generated tokens as billed."""
+        return self.usage.get("completion_tokens") if self.usage else None
+
+
+@dataclass(frozen=True)
+class ClientWants:
+    """What the client asked for that the router may have to hide otherwise."""
+
+    token_ids: bool
+    usage: bool
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "ClientWants":
+        """Read it from the client's own request."""
+        options = body.get("stream_options")
+        return cls(
+            token_ids=bool(body.get("return_token_ids")),
+            usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+        )
+
+
+def true_usage(usage: dict[str, Any], cached_tokens: int | None) -> None:
+    """Make `cached_tokens` say what prefill did not compute; decode counts prefill's work too."""
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict) and cached_tokens is not None and "cached_tokens" in details:
+        details["cached_tokens"] = cached_tokens
+
+
+def _take_ids(choice: dict[str, Any], harvest: Harvest, wants: ClientWants) -> None:
+    ids = choice.get("token_ids")
+    if isinstance(ids, list):
+        harvest.generated.extend(ids)
+    if not wants.token_ids:
+        choice.pop("token_ids", None)
+        choice.pop("prompt_token_ids", None)
+
+
+def clean_answer(answer: dict[str, Any], wants: ClientWants, cached_tokens: int | None) -> Harvest:
+    """Take the router's part out of a non-streaming answer, in place."""
+    harvest = Harvest(content_seen=True)
+    kv = answer.pop("kv_transfer_params", None)
+    harvest.kv = kv if isinstance(kv, dict) else None
+    if not wants.token_ids:
+        answer.pop("prompt_token_ids", None)
+    for choice in answer.get("choices") or []:
+        _take_ids(choice, harvest, wants)
+        harvest.finish_reason = choice.get("finish_reason") or harvest.finish_reason
+    usage = answer.get("usage")
+    if isinstance(usage, dict):
+        harvest.usage = usage
+        true_usage(usage, cached_tokens)
+    return harvest
+
+
+class StreamCleaner:
+    """Passes a decode stream on, event by event, without the router's part.
+
+    With `hold_end`, everything from the chunk with `finish_reason` on is kept back in `tail`
+    until the caller has stored the handle: a client may send its next turn as soon as it sees
+    the end. It is a matter of a millisecond, and it lets the usage chunk, which the router asked
+    for and the client perhaps did not, be taken out after its `system_fingerprint` was moved to
+    where the engine would otherwise have put it.
+    """
+
+    def __init__(self, wants: ClientWants, cached_tokens: int | None, *, hold_end: bool) -> None:
+        self.harvest = Harvest()
+        self._wants = wants
+        self._cached_tokens = cached_tokens
+        self._hold_end = hold_end
+        self._tail: list[bytes | dict[str, Any]] = []
+
+    def feed(self, event: bytes) -> bytes:
+        """The bytes to send for this event now."""
+        out = self._clean(event)
+        if not self._holding(out):
+            return _bytes(out)
+        self._tail.append(out)
+        return b""
+
+    def tail(self) -> bytes:
+        """What was held back, to be sent when the handle is stored."""
+        tail, self._tail = self._tail, []
+        return b"".join(_bytes(part) for part in tail)
+
+    def _holding(self, out: bytes | dict[str, Any]) -> bool:
+        if self._tail:
+            return True
+        return self._hold_end and isinstance(out, dict) and _finished(out)
+
+    def _clean(self, event: bytes) -> bytes | dict[str, Any]:
+        data = data_of(event)
+        if data is None or data == DONE:
+            return event
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return event
+        if not isinstance(chunk, dict):
+            return event
+        if "error" in chunk:
+            self.harvest.failed = True
+            return event
+        return self._chunk(chunk)
+
+    def _chunk(self, chunk: dict[str, Any]) -> bytes | dict[str, Any]:
+        kv = chunk.pop("kv_transfer_params", None)
+        if isinstance(kv, dict):
+            self.harvest.kv = kv
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self.harvest.usage = usage
+            true_usage(usage, self._cached_tokens)
+        choices = chunk.get("choices")
+        if choices:
+            return self._choices(chunk, choices)
+        if self._hold_end and isinstance(usage, dict) and not self._wants.usage:
+            self._move_fingerprint(chunk)
+            return b""
+        return chunk
+
+    def _move_fingerprint(self, chunk: Mapping[str, Any]) -> None:
+        last = self._tail[0] if self._tail else None
+        if isinstance(last, dict) and "system_fingerprint" in chunk:
+            last["system_fingerprint"] = chunk["system_fingerprint"]
+
+    def _choices(
+        self, chunk: dict[str, Any], choices: list[dict[str, Any]]
+    ) -> bytes | dict[str, Any]:
+        if not self._wants.token_ids:
+            chunk.pop("prompt_token_ids", None)
+        for choice in choices:
+            carried_ids = "token_ids" in choice
+            _take_ids(choice, self.harvest, self._wants)
+            if choice.get("finish_reason"):
+                self.harvest.finish_reason = choice["finish_reason"]
+            elif carried_ids and not self._wants.token_ids and _says_nothing(choice):
+                # Without ids the engine would not have sent this chunk at all.
+                return b""
+            self.harvest.content_seen |= _shows(choice)
+        return chunk
+
+
+def _bytes(out: bytes | dict[str, Any]) -> bytes:
+    return out if isinstance(out, bytes) else event_of(orjson.dumps(out))
+
+
+def _finished(chunk: Mapping[str, Any]) -> bool:
+    return any(choice.get("finish_reason") for choice in chunk.get("choices") or [])
+
+
+def _says_nothing(choice: Mapping[str, Any]) -> bool:
+    return choice.get("delta") == {} and not choice.get("logprobs")
+
+
+def _shows(choice: Mapping[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if isinstance(delta, Mapping):
+        return any(value for name, value in delta.items() if name != "role")
+    return bool(choice.get("text"))
+
+
+def error_of(event: bytes) -> dict[str, Any] | None:
+    """The error that an SSE event carries, None for any other event."""
+    data = data_of(event)
+    if data is None or not data.startswith(b"{"):
+        return None
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(chunk, dict):
+        return None
+    if "error" in chunk:
+        return chunk
+    reasons = [choice.get("finish_reason") for choice in chunk.get("choices") or []]
+    return chunk if "error" in reasons else None
+
+
+def error_body(message: str, kind: str, code: int, request_id: str) -> bytes:
+    """An error of the router's own, in the engines' shape."""
+    return orjson.dumps(
+        {"error": {"message": message, "type": kind, "code": code, "request_id": request_id}}
+    )

@@ -1,0 +1,127 @@
+"""How much of a retained turn a new prompt may reuse. Pure; token ids in, a count out.
+
+The engine never compares tokens (FACTS T3), it compares counts only. So the router must: a handle
+goes to prefill only for tokens that are equal, and only as far as their KV is known to exist.
+"""
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TokenIds = array  # array("I"): 4 bytes a token, compared by memcmp
+
+
+def token_ids(ids: Sequence[int]) -> "array[int]":
+    """Ids in the compact form that handles keep.
+
+    Raises:
+        OverflowError, TypeError: for anything that is not a non-negative 32-bit integer.
+    """
+    return array("I", ids)
+
+
+def common_prefix(left: "array[int]", right: "array[int]") -> int:
+    """Number of leading ids that are equal. O(n) by memcmp, bisecting to the first difference."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True)
+class Retained:
+    """What decode holds after a turn, as far as it is certain.
+
+    Attributes:
+        tokens: prompt ids followed by generated ids; prompt ids only when the generated ones
+            are not certain (their count differs from what the engine billed).
+        certain: how many leading tokens surely have KV. The last generated token has none yet,
+            so it is `len(prompt) + len(generated) - 1`, and never more than `remote_num_tokens`,
+            which by itself can be too high (FACTS 10).
+    """
+
+    tokens: "array[int]"
+    certain: int
+
+
+def retained(
+    prompt: Sequence[int],
+    generated: Sequence[int],
+    *,
+    completion_tokens: int | None,
+    remote_num_tokens: int | None,
+) -> Retained:
+    """What may be relied on from a finished turn's ids and the engine's own counts."""
+    prompt_ids = token_ids(prompt)
+    claimed = remote_num_tokens or 0
+    if completion_tokens is None or completion_tokens != len(generated):
+        # Parsers can hide ids (FACTS 10), so the positions after the prompt are unknown.
+        return Retained(prompt_ids, min(len(prompt_ids), claimed))
+    tokens = prompt_ids + token_ids(generated)
+    return Retained(tokens, min(len(tokens) - 1, claimed))
+
+
+def reusable_tokens(held: Retained, prompt: "array[int]") -> int:
+    """Tokens of `prompt` that prefill may pull. Zero or more.
+
+    One token is always left to compute: a request whose every token is there has nothing to run.
+    """
+    equal = common_prefix(held.tokens, prompt)
+    return max(0, min(equal, held.certain, len(prompt) - 1))
+
+
+def trim(params: Mapping[str, Any], tokens: int, block_size: int) -> dict[str, Any]:
+    """The handle for exactly `tokens` tokens, ready for prefill.
+
+    The block lists are cut to what those tokens fill: the engine trims from the end, so longer
+    lists put the wrong blocks at the front (FACTS L4).
+    """
+    blocks = math.ceil(tokens / block_size)
+    return {
+        **params,
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_num_tokens": tokens,
+        "remote_block_ids": [list(group[:blocks]) for group in params["remote_block_ids"]],
+    }
+
+
+def release_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The handle as a release: prefill pulls nothing and tells decode to free it (FACTS L3)."""
+    return {
+        **params,
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_num_tokens": 0,
+    }
+
+
+def unproven(params: Mapping[str, Any]) -> str | None:
+    """Why this handle's blocks cannot be reused exactly, or None when they can.
+
+    One full-attention KV group without context or pipeline parallelism is what was proven.
+    """
+    groups = params.get("remote_block_ids")
+    if not isinstance(groups, list) or not groups:
+        return "no_blocks"
+    if len(groups) != 1 or not isinstance(groups[0], list):
+        return "several_kv_groups"
+    if params.get("dcp_size", 1) not in (None, 1) or params.get("pp_size", 1) not in (None, 1):
+        return "context_or_pipeline_parallel"
+    if params.get("transfer_mode", "pull") not in (None, "pull"):
+        return "transfer_mode"
+    return None
+
+
+def covers(params: Mapping[str, Any], block_size: int) -> bool:
+    """True when the blocks listed can hold the tokens claimed: else the block size is not this."""
+    tokens = params.get("remote_num_tokens") or 0
+    return len(params["remote_block_ids"][0]) >= math.ceil(tokens / block_size)

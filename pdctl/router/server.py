@@ -1,0 +1,358 @@
+"""The router's HTTP face: routes, limits, shutdown. What a turn is, the core decides."""
+
+import asyncio
+import logging
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from pdctl import __version__
+from pdctl.base.requestlog import RequestRecord
+from pdctl.router import legs
+from pdctl.router.core import Policy, Release, Report, TurnRequest, run_turn
+from pdctl.router.driver import Background, Driver, Shared, release
+from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
+from pdctl.router.engines import Engines
+from pdctl.router.fleet import Fleet
+from pdctl.router.metrics import RouterMetrics
+from pdctl.router.probe import Watcher
+from pdctl.router.requestlog import RequestLog
+from pdctl.router.settings import RouterSettings
+from pdctl.router.store import HandleStore, MemoryStore
+
+log = logging.getLogger("pdctl.router")
+
+# Engine paths that go to decode as they are, without reuse.
+PASSED = (
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name:.*}"),
+    ("GET", "/version"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/v1/score"),
+    ("POST", "/v1/rerank"),
+)
+_TO_ENGINE = ("authorization", "accept", "x-request-id", "traceparent", "tracestate", "user-agent")
+_TO_CLIENT = ("content-type", "x-request-id", "retry-after", "cache-control")
+_LONGEST_ID = 256
+
+
+class Router:
+    """One router process: its state, its watcher and its request handlers."""
+
+    def __init__(
+        self, settings: RouterSettings, *, store: HandleStore | None = None, key: str | None = None
+    ) -> None:
+        limits = settings.limits
+        self.settings = settings
+        self.policy = Policy(
+            threshold=settings.threshold,
+            ttl=settings.ttl,
+            prefill_base=limits.prefill_base,
+            prefill_per_1k_tokens=limits.prefill_per_1k_tokens,
+            reuse_base=limits.reuse_base,
+            reuse_share=settings.reuse_share,
+        )
+        self.shared = Shared(
+            engines=Engines(limits, key),
+            fleet=Fleet(settings.prefill, settings.decode),
+            store=store or MemoryStore(),
+            metrics=RouterMetrics(),
+            limits=limits,
+            background=Background(),
+        )
+        self.watcher = Watcher(self.shared, self.policy)
+        self.draining = False
+        self._log = RequestLog(settings.request_log)
+
+    def app(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(
+            client_max_size=int(self.settings.limits.body_mib * 2**20),
+            middlewares=[self._counted],
+        )
+        add = app.router
+        add.add_post(CHAT, self._turn)
+        add.add_post(COMPLETIONS, self._turn)
+        add.add_get("/health", self._health)
+        add.add_get("/ready", self._ready)
+        add.add_get("/metrics", self._metrics)
+        add.add_get("/pdctl/v1/state", self._state)
+        add.add_delete("/v1/conversations/{id}", self._forget)
+        for method, path in PASSED:
+            add.add_route(method, path, self._pass)
+        app.on_startup.append(self._start)
+        app.on_cleanup.append(self._stop)
+        return app
+
+    # Turns.
+
+    async def _turn(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        body = _json_object(raw)
+        if body is None:
+            # Not for us to judge: decode says what is wrong with it, in its own words.
+            return await self._to_decode(request, raw)
+        endpoint: Endpoint = CHAT if request.path == CHAT else COMPLETIONS
+        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        turn = TurnRequest(
+            endpoint=endpoint,
+            body=body,
+            tenant="",
+            conversation=conversation_of(body, request.headers),
+            request_id=request_id[:_LONGEST_ID],
+        )
+        driver = Driver(
+            self.shared,
+            request,
+            turn.request_id,
+            _engine_headers(request.headers),
+            explain=request.headers.get("x-pdctl-explain") == "1",
+        )
+        arrived = time.time()
+        async with asyncio.timeout(self.settings.limits.total):
+            report = await driver.run(
+                run_turn(turn, self.shared.fleet, self.policy, time.monotonic)
+            )
+        self._tell(turn, report, driver, arrived)
+        assert driver.response is not None
+        return driver.response
+
+    def _tell(self, turn: TurnRequest, report: Report, driver: Driver, arrived: float) -> None:
+        conversation = turn.conversation or "-"
+        word = "HIT" if report.outcome in ("HIT", "PARTIAL") else report.outcome
+        log.info(
+            "[%s] conv=%s: cache %s (%s, reused=%d, prompt=%s, retained=%s%s)",
+            turn.request_id,
+            _one_line(conversation),
+            word,
+            report.reason,
+            report.reused_tokens,
+            report.prompt_tokens,
+            report.retained,
+            f", retries={','.join(report.retries)}" if report.retries else "",
+        )
+        self.shared.metrics.count_turn(report, driver.ttft_s)
+        self._log.write(
+            RequestRecord(
+                conversation_id=conversation,
+                ts=arrived,
+                prompt_tokens=report.prompt_tokens,
+                output_tokens=report.output_tokens,
+                reused_tokens=report.reused_tokens,
+                outcome=report.outcome,
+                reason=report.reason,
+                ttft_ms=None if driver.ttft_s is None else round(driver.ttft_s * 1000, 3),
+                status=report.status,
+            )
+        )
+
+    # Everything else.
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        return await self._to_decode(request, await request.read())
+
+    async def _to_decode(self, request: web.Request, raw: bytes) -> web.StreamResponse:
+        """Pass a request to decode and its answer back, both as they are, streaming."""
+        decode = self.shared.fleet.choose_decode()
+        if decode is None:
+            return _error(503, "No decode engine is healthy", "engine_unavailable")
+        headers = self.shared.engines.headers(_engine_headers(request.headers))
+        if content_type := request.headers.get("Content-Type"):
+            headers["Content-Type"] = content_type
+        try:
+            async with self.shared.engines.session.request(
+                request.method, f"{decode}{request.path_qs}", data=raw or None, headers=headers
+            ) as upstream:
+                return await _copy(request, upstream)
+        except aiohttp.ClientError:
+            return _error(502, "The decode engine cannot be reached", "engine_unavailable")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        ready = self.shared.fleet.ready() and not self.draining
+        return web.json_response(await self.state(), status=200 if ready else 503)
+
+    async def _state(self, request: web.Request) -> web.Response:
+        return web.json_response(await self.state())
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            body=self.shared.metrics.exposition(), content_type="text/plain", charset="utf-8"
+        )
+
+    async def _forget(self, request: web.Request) -> web.Response:
+        taken = await self.shared.store.take_conversation("", request.match_info["id"])
+        prefill = self.shared.fleet.choose_prefill() or ""
+        for handle in taken:
+            action = Release(prefill, handle.decode, handle.scope.model, handle.params, "deleted")
+            self.shared.background.run(release(self.shared, action, {}))
+        return web.json_response({"released": len(taken)})
+
+    async def state(self) -> dict[str, Any]:
+        """What `/pdctl/v1/state` and `/ready` say."""
+        fleet = self.shared.fleet
+        totals = await self.shared.store.totals()
+        return {
+            "ready": fleet.ready() and not self.draining,
+            "version": __version__,
+            "ttl": self.settings.ttl,
+            "threshold": self.settings.threshold,
+            "handles": sum(count for count, _ in totals.values()),
+            "retained_tokens": sum(tokens for _, tokens in totals.values()),
+            "engines": [
+                {
+                    "role": engine.role,
+                    "url": engine.url,
+                    "healthy": engine.healthy,
+                    "reason": engine.why,
+                    "version": engine.version,
+                    "block_size": engine.block_size,
+                    "engine_start": fleet.decode_starts.get(engine.url),
+                }
+                for engine in fleet.engines()
+            ],
+            "pairs": [
+                {
+                    "prefill": pair.prefill,
+                    "decode": pair.decode,
+                    "ok": pair.verdict == "ok",
+                    "moves_kv": pair.moves_kv,
+                    "reason": pair.why,
+                }
+                for pair in fleet.pairs.values()
+            ],
+        }
+
+    # Life.
+
+    @web.middleware
+    async def _counted(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        metrics = self.shared.metrics
+        resource = request.match_info.route.resource
+        path = resource.canonical if resource is not None else "other"
+        try:
+            with metrics.in_flight.track_inprogress():
+                response = await handler(request)
+        except web.HTTPException as error:
+            metrics.count_request(path, error.status)
+            return _error(error.status, error.reason, "invalid_request")
+        except TimeoutError:
+            metrics.count_request(path, 504)
+            return _error(504, "The request took longer than the router allows", "timeout")
+        except asyncio.CancelledError:
+            metrics.count_request(path, 499)
+            raise
+        metrics.count_request(path, response.status)
+        return response
+
+    async def _start(self, app: web.Application) -> None:
+        self._watching = asyncio.get_running_loop().create_task(self.watcher.run())
+
+    async def _stop(self, app: web.Application) -> None:
+        self._watching.cancel()
+        await self.shared.background.drain(self.settings.limits.drain)
+        await self.shared.engines.close()
+        self._log.close()
+
+
+def conversation_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+    """The client's name for its conversation: `conversation_id`, or a header; None without."""
+    for value in (
+        body.get("conversation_id"),
+        headers.get("X-Conversation-Id"),
+        headers.get("X-Session-Id"),
+    ):
+        if isinstance(value, str) and value and len(value) <= _LONGEST_ID:
+            return value
+    return None
+
+
+def _engine_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in _TO_ENGINE if name in headers}
+
+
+def _json_object(raw: bytes) -> dict[str, Any] | None:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else repr(text)
+
+
+def _error(status: int, message: str, kind: str) -> web.Response:
+    return web.Response(
+        status=status,
+        body=legs.error_body(message, kind, status, uuid.uuid4().hex),
+        content_type="application/json",
+    )
+
+
+async def _copy(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    headers = {name: upstream.headers[name] for name in _TO_CLIENT if name in upstream.headers}
+    response = web.StreamResponse(status=upstream.status, headers=headers)
+    if upstream.content_length is not None:
+        response.content_length = upstream.content_length
+    await response.prepare(request)
+    async for chunk in upstream.content.iter_any():
+        await response.write(chunk)
+    await response.write_eof()
+    return response
+
+
+@asynccontextmanager
+async def serving(router: Router) -> AsyncIterator[str]:
+    """Serve until the block ends. Yields the URL; with port 0, a free port is chosen."""
+    runner = web.AppRunner(
+        router.app(),
+        access_log=None,
+        # Without it a handler that waits on a silent engine never hears that its client left.
+        handler_cancellation=True,
+    )
+    await runner.setup()
+    site = web.TCPSite(
+        runner,
+        router.settings.host,
+        router.settings.port,
+        shutdown_timeout=router.settings.limits.drain,
+    )
+    try:
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def run(settings: RouterSettings, *, key: str | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests finish."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    router = Router(settings, key=key)
+    async with serving(router) as url:
+        log.info("pdctl router %s listens on %s", __version__, url)
+        await stop.wait()
+        router.draining = True
+        log.info("draining: running requests have %.0f s to finish", settings.limits.drain)
