@@ -1,0 +1,91 @@
+"""What a configuration leaves to pdctl, decided in one place: versions, backends, devices, TTL."""
+
+from typing import Literal
+
+from pdctl.config.model import TINY_MODEL, Config, Ec2Target, LocalTarget, Role
+from pdctl.engine import versions
+from pdctl.engine.ttl import safe_router_ttl
+from pdctl.engine.versions import Backend, Traits
+
+EngineRole = Literal["prefill", "decode"]
+ENGINE_ROLES: tuple[EngineRole, ...] = ("prefill", "decode")
+
+
+def vllm_version(config: Config) -> str:
+    """The vLLM version, chosen or default."""
+    return config.engine.vllm or versions.default_vllm(config.engine.install)
+
+
+def nixl_version(config: Config) -> str:
+    """The NIXL version, chosen or the one that goes with vLLM."""
+    return config.engine.nixl or versions.default_nixl(config.engine.install, vllm_version(config))
+
+
+def traits_of(config: Config) -> Traits:
+    """What the chosen vLLM can do.
+
+    Raises:
+        ValueError: when it is older than the table.
+    """
+    return versions.traits(vllm_version(config))
+
+
+def backends(config: Config) -> tuple[Backend, ...]:
+    """NIXL backends: LIBFABRIC on ec2, UCX elsewhere, unless the configuration says otherwise."""
+    if config.kv.backends:
+        return tuple(config.kv.backends)
+    return ("LIBFABRIC",) if isinstance(config.target, Ec2Target) else ("UCX",)
+
+
+def buffer_device(config: Config) -> Literal["cuda", "cpu"] | None:
+    """Where the KV cache lives; None leaves it to an engine of the user's own."""
+    if config.kv.buffer_device:
+        return config.kv.buffer_device
+    return {"cpu": "cpu", "pip": "cuda", "existing": None}[config.engine.install]
+
+
+def on_cpu(config: Config) -> bool:
+    """Whether the engines compute on the CPU."""
+    return buffer_device(config) == "cpu"
+
+
+def is_local(config: Config) -> bool:
+    """Whether both engines share this machine."""
+    return isinstance(config.target, LocalTarget)
+
+
+def role_of(config: Config, role: EngineRole) -> Role:
+    """What one role has of its own."""
+    return config.prefill if role == "prefill" else config.decode
+
+
+def tensor_parallel_size(config: Config, role: EngineRole) -> int:
+    """GPUs of one engine copy."""
+    return role_of(config, role).tensor_parallel_size or config.model.tensor_parallel_size
+
+
+def served_name(config: Config) -> str:
+    """The model name that clients use."""
+    return config.model.served_name or config.model.id
+
+
+def router_ttl(config: Config) -> float:
+    """The router's TTL in seconds, chosen or the longest safe one."""
+    if config.router.ttl is not None:
+        return config.router.ttl
+    return safe_router_ttl(config.kv.decoder_ttl)
+
+
+def is_tiny(config: Config) -> bool:
+    """Whether the model is the one pdctl makes."""
+    return config.model.id == TINY_MODEL
+
+
+def is_path(model_id: str) -> bool:
+    """Whether a model id is a path rather than a name on the hub."""
+    return model_id.startswith(("/", "./", "../", "~"))
+
+
+def is_offline(config: Config) -> bool:
+    """Whether the engine needs nothing from the hub."""
+    return is_tiny(config) or is_path(config.model.id)

@@ -1,0 +1,56 @@
+"""How long the router may offer a handle, given how long decode keeps the blocks (FACTS T1).
+
+Decode starts its clock when a turn finishes; the router starts its own when the handle arrives,
+which is later. Prefill declines a read from 5 s before decode's deadline, and a declined read
+fails the request. The router must therefore stop offering a handle this much earlier:
+"""
+
+from pdctl.base.durations import format_duration
+
+DECLINE_S = 5.0
+"""Prefill declines reads from here on (`_KV_BLOCKS_EXPIRY_SAFETY_MARGIN`, 0.27.1 to 0.33.0)."""
+TRANSFER_S = 1.0
+"""The longest measured transfer is 0.13 s (24k tokens over EFA, published); rounded up."""
+STALL_S = 2.0
+"""The handle's way from decode to the router, the turn's way to prefill, and a busy event loop."""
+
+MARGIN_S = DECLINE_S + TRANSFER_S + STALL_S
+"""The sum of the three."""
+
+SHORTEST_DECODER_TTL_S = MARGIN_S + 1.0
+"""Below this there is no router TTL of at least a second that is safe."""
+
+
+def safe_router_ttl(decoder_ttl: float) -> float:
+    """The longest safe router TTL, in seconds; it can be negative."""
+    return decoder_ttl - MARGIN_S
+
+
+def default_router_ttl(decoder_ttl: float) -> float:
+    """The router TTL when the configuration names none: the longest safe one, in seconds.
+
+    Raises:
+        ValueError: when `decoder_ttl` leaves no room for one.
+    """
+    if decoder_ttl < SHORTEST_DECODER_TTL_S:
+        raise ValueError(no_safe_ttl(decoder_ttl))
+    return safe_router_ttl(decoder_ttl)
+
+
+def no_safe_ttl(decoder_ttl: float) -> str:
+    """Why this `decoder_ttl` leaves no room, in a sentence."""
+    return (
+        f"{format_duration(decoder_ttl)} leaves no safe `router.ttl`: prefill declines reads from "
+        f"{DECLINE_S:g} s before the end, and {TRANSFER_S + STALL_S:g} s go to the transfer and "
+        f"to delays; at least {SHORTEST_DECODER_TTL_S:g} s are needed"
+    )
+
+
+def unsafe_ttl(router_ttl: float, decoder_ttl: float) -> str:
+    """Why this pair of values is unsafe, in a sentence."""
+    return (
+        f"{format_duration(router_ttl)} is not safe for `kv.decoder_ttl` "
+        f"{format_duration(decoder_ttl)}: prefill declines reads from {DECLINE_S:g} s before the "
+        f"end, and {TRANSFER_S + STALL_S:g} s go to the transfer and to delays; at most "
+        f"{format_duration(safe_router_ttl(decoder_ttl))}"
+    )
