@@ -1,0 +1,439 @@
+"""Conversations with the router's core; each is one rule of DESIGN 5 or one trap of FACTS."""
+
+import pytest
+
+from pdctl.router.core import (
+    Alarm,
+    Failure,
+    Find,
+    Finish,
+    Keep,
+    OpenDecode,
+    Opened,
+    Prefill,
+    Relay,
+    Relayed,
+    Release,
+    Render,
+    Reply,
+    Settle,
+    Take,
+)
+from pdctl.router.eligible import COMPLETIONS
+from tests.router.playbook import (
+    D,
+    P,
+    Playbook,
+    a_fleet,
+    a_handle,
+    a_harvest,
+    a_policy,
+    a_request,
+    d_params,
+    p_answer,
+)
+
+PROMPT = [1, 2, 3, 4, 5, 6]
+ANSWER = [7, 8, 9, 10]
+NEXT = [*PROMPT, *ANSWER, 11, 12]
+GONE = Failure(0, "unreachable", url=D)
+
+
+def test_a_first_turn_is_cold_and_its_handle_is_kept() -> None:
+    book = Playbook()
+    handle = book.first_turn(PROMPT, ANSWER)
+    book.expect(Finish)
+    assert handle.held.certain == len(PROMPT) + len(ANSWER) - 1
+    assert list(handle.held.tokens) == PROMPT + ANSWER
+    assert handle.deadline == 100.0
+    report = book.ended()
+    assert (report.outcome, report.reason, report.retained) == ("MISS", "first_turn", "kept")
+
+
+def test_the_second_turn_attaches_exactly_what_is_equal_and_certain() -> None:
+    book = Playbook()
+    old = a_handle(PROMPT, ANSWER)
+    book.expect(Find, [old])
+    assert book.expect(Render, NEXT).url == P
+    assert book.expect(Take, old).handle_id == old.id
+    leg = book.expect(Prefill, p_answer(NEXT, reused=9, cached=9))
+    kv = leg.body["kv_transfer_params"]
+    assert kv["remote_num_tokens"] == 9
+    assert kv["remote_block_ids"] == [[0, 1, 2]]
+    assert kv["do_remote_decode"] is True
+    assert kv["do_remote_prefill"] is False
+    assert kv["something_new"] == "kept"
+    assert leg.carries_handle
+    assert book.expect(Settle).outcome == "consumed"
+    decode = book.expect(OpenDecode, Opened(200))
+    assert decode.body["kv_transfer_params"]["from"] == "prefill"
+    assert decode.body["kv_transfer_params"]["prompt_token_ids"] == NEXT
+    relay = book.expect(Relay, Relayed(a_harvest([13, 14], d_params(13, "d2")), complete=True))
+    assert relay.report.outcome == "HIT"
+    assert relay.cached_tokens == 9
+    book.expect(Find, [])
+    assert book.expect(Keep, []).handle.params["remote_request_id"] == "d2"
+    book.expect(Finish)
+    assert book.ended().reused_tokens == 9
+
+
+def test_an_edited_history_reuses_the_equal_part_only() -> None:
+    """T3: the engine would pull the other tokens' KV without a word."""
+    book = Playbook()
+    old = a_handle(PROMPT, ANSWER)
+    edited = [1, 2, 3, 99, 5, 6, 7]
+    book.expect(Find, [old])
+    book.expect(Render, edited)
+    book.expect(Take, old)
+    kv = book.expect(Prefill, p_answer(edited, reused=3)).body["kv_transfer_params"]
+    assert kv["remote_num_tokens"] == 3
+    assert kv["remote_block_ids"] == [[0]]
+    book.expect(Settle)
+    book.expect(OpenDecode, Opened(200))
+    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.outcome == "PARTIAL"
+
+
+def test_another_prompt_under_the_same_conversation_attaches_nothing() -> None:
+    book = Playbook()
+    book.expect(Find, [a_handle(PROMPT, ANSWER)])
+    book.expect(Render, [50, 51, 52])
+    leg = book.expect(Prefill, p_answer([50, 51, 52]))
+    assert leg.body["kv_transfer_params"]["remote_block_ids"] is None
+    assert book.expect(OpenDecode, Opened(200)).url == D
+    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.reason == "diverged"
+
+
+def test_a_repeated_prompt_leaves_one_token_to_compute() -> None:
+    """A regenerate: everything is held, and a prefill of nothing is no prefill."""
+    book = Playbook()
+    book.expect(Find, [a_handle(PROMPT, ANSWER)])
+    book.expect(Render, PROMPT)
+    book.expect(Take, a_handle(PROMPT, ANSWER))
+    kv = book.expect(Prefill, p_answer(PROMPT, reused=5)).body["kv_transfer_params"]
+    assert kv["remote_num_tokens"] == len(PROMPT) - 1
+
+
+def test_a_handle_past_its_deadline_is_not_offered() -> None:
+    """T1: prefill declines it, and the request fails or hangs."""
+    book = Playbook(clock=lambda: 50.0)
+    book.expect(Find, [a_handle(PROMPT, ANSWER, deadline=50.0)])
+    leg = book.expect(Prefill, p_answer(NEXT))
+    assert not leg.carries_handle
+    book.expect(OpenDecode, Opened(200))
+    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.reason == "expired"
+
+
+def test_a_handle_that_another_turn_took_is_not_used() -> None:
+    """T5: a second read copies whatever is there."""
+    book = Playbook()
+    book.expect(Find, [a_handle(PROMPT, ANSWER)])
+    book.expect(Render, NEXT)
+    book.expect(Take, None)
+    assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
+
+
+def test_a_pair_that_is_not_proven_gets_no_handle() -> None:
+    """T7: with the flag off on prefill, a request with a handle never answers."""
+    fleet = a_fleet()
+    fleet.pairs[(P, D)].verdict = "no_reuse"
+    book = Playbook(fleet=fleet)
+    book.expect(Find, [a_handle(PROMPT, ANSWER)])
+    assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failure(500, "status", b"declined", url=P),
+        Failure(0, "timeout", url=P),
+        Failure(0, "unreachable", url=P),
+    ],
+)
+def test_a_failing_reuse_is_done_again_cold_and_pauses_the_pair(failure: Failure) -> None:
+    """T1, T2, T7 behind the router's back: the client sees an answer."""
+    book = Playbook()
+    old = a_handle(PROMPT, ANSWER)
+    book.expect(Find, [old])
+    book.expect(Render, NEXT)
+    book.expect(Take, old)
+    book.expect(Prefill, failure)
+    assert book.expect(Settle).outcome == "unknown"
+    leg = book.expect(Prefill, p_answer(NEXT))
+    assert not leg.carries_handle
+    assert leg.body["kv_transfer_params"]["remote_block_ids"] is None
+    book.expect(OpenDecode, Opened(200))
+    report = book.expect(Relay, Relayed(a_harvest([1], None), True)).report
+    assert report.outcome == "MISS"
+    assert report.reused_tokens == 0
+    assert report.retries == [f"reuse_{failure.kind}"]
+    assert book.fleet.reuse_refused(P, D, "e1", 1.0) == "pair_paused"
+    assert book.fleet.reuse_refused(P, D, "e1", 6.0) is None
+    assert book.fleet.reuse_refused(P, D, "another start", 1.0) is None
+
+
+def test_a_refused_request_does_not_cost_the_handle() -> None:
+    book = Playbook()
+    old = a_handle(PROMPT, ANSWER)
+    book.expect(Find, [old])
+    book.expect(Render, NEXT)
+    book.expect(Take, old)
+    book.expect(Prefill, Failure(400, "status", b"too long", url=P))
+    assert book.expect(Keep, []).handle == old
+    book.expect(Prefill, Failure(400, "status", b"too long", url=P))
+    leg = book.expect(OpenDecode, Failure(400, "status", b"too long", url=D))
+    assert "kv_transfer_params" not in leg.body
+    assert book.expect(Reply).failure.body == b"too long"
+    assert book.ended().status == 400
+
+
+def test_ids_that_prefill_did_not_use_are_an_alarm_and_the_turn_is_redone_cold() -> None:
+    """`/tokenize` lost something that the template saw (FACTS 10)."""
+    book = Playbook()
+    old = a_handle(PROMPT, ANSWER)
+    book.expect(Find, [old])
+    book.expect(Render, NEXT)
+    book.expect(Take, old)
+    book.expect(Prefill, p_answer([0, *NEXT], reused=9))
+    book.expect(Settle)
+    assert book.expect(Alarm).kind == "prompt_mismatch"
+    cold = book.expect(Prefill, p_answer([0, *NEXT]))
+    assert cold.body["cache_salt"].startswith("pdctl-cold-")
+    decode = book.expect(OpenDecode, Opened(200))
+    assert "cache_salt" not in decode.body
+    report = book.expect(Relay, Relayed(a_harvest([1], None), True)).report
+    assert report.reused_tokens == 0
+    again = Playbook(fleet=book.fleet, policy=book.policy)
+    assert not again.expect(Prefill, p_answer(NEXT)).carries_handle
+
+
+def test_what_the_engine_counts_is_what_is_reported() -> None:
+    book = Playbook()
+    old = a_handle(PROMPT, ANSWER)
+    book.expect(Find, [old])
+    book.expect(Render, NEXT)
+    book.expect(Take, old)
+    book.expect(Prefill, p_answer(NEXT, reused=0))
+    book.expect(Settle)
+    book.expect(OpenDecode, Opened(200))
+    report = book.expect(Relay, Relayed(a_harvest([1], None), True)).report
+    assert (report.outcome, report.reason) == ("MISS", "prefill_had_it")
+
+
+def test_blocks_that_did_not_reach_decode_are_prefilled_again() -> None:
+    book = Playbook()
+    book.expect(Find, [])
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Failure(500, "stream_error", b"{}", url=D))
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Opened(200))
+    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.retries == [
+        "decode_failed"
+    ]
+
+
+def test_a_dead_decode_hands_over_to_another() -> None:
+    other = "http://d:2"
+    book = Playbook(fleet=a_fleet(decode=(D, other)))
+    book.expect(Find, [])
+    book.expect(Prefill, p_answer(PROMPT))
+    first = book.expect(OpenDecode, Failure(0, "unreachable", url=D)).url
+    book.expect(Prefill, p_answer(PROMPT))
+    assert book.expect(OpenDecode, Opened(200)).url != first
+
+
+def test_the_only_decode_being_dead_is_said_at_once() -> None:
+    book = Playbook()
+    book.expect(Find, [])
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, GONE)
+    assert book.expect(Reply).failure == GONE
+    assert book.ended().status == 502
+
+
+def test_a_silent_decode_is_not_tried_twice() -> None:
+    book = Playbook()
+    book.expect(Find, [])
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Failure(0, "timeout", url=D))
+    book.expect(Reply)
+    assert book.ended().status == 504
+
+
+def test_without_prefill_decode_does_it_all() -> None:
+    fleet = a_fleet()
+    fleet.engine_down(P, "does not answer")
+    book = Playbook(fleet=fleet)
+    leg = book.expect(OpenDecode, Opened(200))
+    assert "kv_transfer_params" not in leg.body
+    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.reason == "prefill_down"
+
+
+def test_a_failing_prefill_hands_over_to_another() -> None:
+    book = Playbook(fleet=a_fleet(prefill=(P, "http://p:2")))
+    book.expect(Find, [])
+    first = book.expect(Prefill, Failure(500, "status", url=P)).url
+    assert book.expect(Prefill, p_answer(PROMPT)).url != first
+
+
+def test_a_request_without_conversation_gives_its_blocks_back_at_once() -> None:
+    """T6: otherwise they stay pinned for the whole TTL, for nobody."""
+    book = Playbook(a_request(conversation=None))
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Opened(200))
+    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9)), True))
+    assert book.expect(Release).reason == "not_reusable"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"n": 2}, "excluded_n"),
+        ({"echo": True}, "excluded_echo"),
+        ({"prompt_logprobs": 1}, "excluded_prompt_logprobs"),
+        ({"reasoning_effort": "high"}, "excluded_unknown_field"),
+        ({"documents": [{"text": "x"}]}, "excluded_unknown_field"),
+        ({"tool_choice": "required"}, "excluded_tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "excluded_response_format"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "excluded_non_text",
+        ),
+    ],
+)
+def test_requests_that_tokenize_does_not_see_whole_run_cold(
+    change: dict[str, object], reason: str
+) -> None:
+    book = Playbook(a_request(change))
+    leg = book.expect(Prefill, p_answer(PROMPT))
+    assert not leg.carries_handle
+    decode = book.expect(OpenDecode, Opened(200))
+    assert "prompt_token_ids" not in decode.body["kv_transfer_params"]
+    assert "return_token_ids" not in decode.body
+    relay = book.expect(Relay, Relayed(a_harvest([], d_params(9)), True))
+    assert relay.report.reason == reason
+    book.expect(Release)
+
+
+def test_a_continuation_frees_what_it_makes_useless_and_a_branch_keeps_its_own() -> None:
+    book = Playbook()
+    book.expect(Find, [])
+    book.expect(Prefill, p_answer(NEXT))
+    book.expect(OpenDecode, Opened(200))
+    book.expect(Relay, Relayed(a_harvest([13, 14], d_params(13, "d3")), True))
+    ours, branch = a_handle(PROMPT, ANSWER), a_handle([1, 2, 90, 91], [92, 93], request="side")
+    book.expect(Find, [branch, ours])
+    assert book.expect(Take, ours).handle_id == ours.id
+    assert book.expect(Release).reason == "superseded"
+    book.expect(Keep, [])
+
+
+def test_hidden_generated_ids_cap_reuse_at_the_prompt() -> None:
+    """Parsers can hide ids; then nobody knows what stands after the prompt."""
+    book = Playbook()
+    book.expect(Find, [])
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Opened(200))
+    harvest = a_harvest([7, 8], d_params(9))
+    harvest.usage = {"completion_tokens": 4}
+    book.expect(Relay, Relayed(harvest, True))
+    book.expect(Find, [])
+    held = book.expect(Keep, []).handle.held
+    assert (list(held.tokens), held.certain) == (PROMPT, len(PROMPT))
+
+
+def test_a_slow_client_shortens_the_life_of_its_handle() -> None:
+    """Decode's clock starts when decode ends, not when a stalled stream is read to its end."""
+    book = Playbook(clock=lambda: 1000.0)
+    book.expect(Find, [])
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Opened(200))
+    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9)), True, blocked=30.0))
+    book.expect(Find, [])
+    assert book.expect(Keep, []).handle.deadline == 1000.0 - 30.0 + 100.0
+
+
+def test_reuse_off_retains_nothing() -> None:
+    book = Playbook(policy=a_policy(reuse_share=0.0))
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Opened(200))
+    assert book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9)), True)).report.outcome == "OFF"
+    book.expect(Release)
+
+
+def test_clients_cannot_send_handles() -> None:
+    """Research 2.1 no. 13: a client's own handle would read another's KV."""
+    body = {"kv_transfer_params": {"remote_host": "10.0.0.9"}, "conversation_id": "c1"}
+    book = Playbook(a_request(body))
+    book.expect(Find, [])
+    leg = book.expect(Prefill, p_answer(PROMPT))
+    assert leg.body["kv_transfer_params"]["remote_host"] is None
+    assert "conversation_id" not in leg.body
+    decode = book.expect(OpenDecode, Opened(200))
+    assert "remote_host" not in decode.body["kv_transfer_params"]
+    assert "conversation_id" not in decode.body
+    book.expect(Relay, Relayed(a_harvest([1], None), True))
+    book.expect(Finish)
+    assert book.ended().dropped == ["kv_transfer_params"]
+
+
+def test_the_prefill_leg_is_stripped_of_what_would_make_it_misbehave() -> None:
+    """Research 2.4, nos. 85-87."""
+    body = {
+        "max_tokens": 500, "max_completion_tokens": 500, "min_tokens": 5, "stop": ["x"],
+        "stop_token_ids": [3], "logprobs": True, "top_logprobs": 2, "stream": True,
+        "stream_options": {"include_usage": True}, "temperature": 0.3,
+    }  # fmt: skip
+    book = Playbook(a_request(body))
+    book.expect(Find, [])
+    leg = book.expect(Prefill, p_answer(PROMPT)).body
+    assert leg == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 1,
+        "max_completion_tokens": 1,
+        "stream": False,
+        "temperature": 0.3,
+        "return_token_ids": True,
+        "kv_transfer_params": leg["kv_transfer_params"],
+    }
+    decode = book.expect(OpenDecode, Opened(200)).body
+    assert decode["min_tokens"] == 5
+    assert decode["stop"] == ["x"]
+
+
+def test_completions_report_their_ids_on_the_choice() -> None:
+    request = a_request(conversation="c1")
+    request = type(request)(COMPLETIONS, {"model": "m", "prompt": PROMPT}, "", "c1", "r")
+    book = Playbook(request)
+    book.expect(Find, [])
+    answer = p_answer(PROMPT)
+    answer.json["choices"] = [{"prompt_token_ids": answer.json.pop("prompt_token_ids")}]
+    assert "max_completion_tokens" not in book.expect(Prefill, answer).body
+    decode = book.expect(OpenDecode, Opened(200))
+    assert decode.body["kv_transfer_params"]["prompt_token_ids"] == PROMPT
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"remote_block_ids": [[1, 2, 3], [4]]}, "several_kv_groups"),
+        ({"dcp_size": 2}, "context_or_pipeline_parallel"),
+        ({"pp_size": 2}, "context_or_pipeline_parallel"),
+        ({"transfer_mode": "push"}, "transfer_mode"),
+        ({"remote_block_ids": [[1]]}, "block_size_unclear"),
+    ],
+)
+def test_layouts_that_are_not_proven_are_given_back(change: dict[str, object], reason: str) -> None:
+    book = Playbook()
+    book.expect(Find, [])
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Opened(200))
+    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9) | change), True))
+    assert book.expect(Release).reason == reason
+
+
+def test_limits_grow_with_what_has_to_be_computed() -> None:
+    policy = a_policy()
+    assert policy.prefill_limit(0, reusing=True) == 10.0
+    assert policy.prefill_limit(100_000, reusing=True) == 510.0
+    assert policy.prefill_limit(2000, reusing=False) == 70.0

@@ -1,0 +1,148 @@
+"""What the client gets of decode's answer: all that a direct call gives, nothing of ours."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pdctl.base.sse import SseSplitter, data_of
+from pdctl.router.legs import ClientWants, StreamCleaner, clean_answer, error_of
+
+NO_EXTRAS = ClientWants(token_ids=False, usage=False)
+KV = {"do_remote_decode": True, "remote_block_ids": [[1]]}
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    return {"id": "x", "choices": [choice | more.pop("choice", {})], **more}
+
+
+def through(cleaner: StreamCleaner, *events: bytes) -> tuple[list[Any], list[Any]]:
+    """What is sent while decode streams, and what waits for the handle."""
+    now = b"".join(cleaner.feed(item) for item in events)
+    return _parsed(now), _parsed(cleaner.tail())
+
+
+def _parsed(raw: bytes) -> list[Any]:
+    found = []
+    for item in SseSplitter().feed(raw):
+        data = data_of(item) or b""
+        found.append("[DONE]" if data == b"[DONE]" else json.loads(data))
+    return found
+
+
+def test_a_stream_is_freed_of_ids_handle_and_usage_that_nobody_asked_for() -> None:
+    cleaner = StreamCleaner(NO_EXTRAS, None, hold_end=True)
+    now, tail = through(
+        cleaner,
+        event(chunk({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2])),
+        event(chunk({"content": "hi"}, choice={"token_ids": [5]})),
+        event(chunk({}, choice={"token_ids": [6]})),
+        event(chunk({"content": "!"}, "stop", choice={"token_ids": [7]}, kv_transfer_params=KV)),
+        event({"id": "x", "choices": [], "usage": {"completion_tokens": 3}}),
+        b"data: [DONE]\n\n",
+    )
+    assert now == [chunk({"role": "assistant", "content": ""}), chunk({"content": "hi"})]
+    assert tail == [chunk({"content": "!"}, "stop"), "[DONE]"]
+    assert cleaner.harvest.generated == [5, 6, 7]
+    assert cleaner.harvest.kv == KV
+    assert cleaner.harvest.completion_tokens == 3
+    assert cleaner.harvest.finish_reason == "stop"
+
+
+def test_what_the_client_asked_for_stays() -> None:
+    cleaner = StreamCleaner(ClientWants(token_ids=True, usage=True), None, hold_end=True)
+    usage = {"id": "x", "choices": [], "usage": {"completion_tokens": 2}}
+    sent = [
+        chunk({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2]),
+        chunk({}, choice={"token_ids": [6]}),
+        chunk({"content": "!"}, "stop", choice={"token_ids": [7]}),
+        usage,
+    ]
+    now, tail = through(cleaner, *map(event, sent), b"data: [DONE]\n\n")
+    assert now + tail == [*sent, "[DONE]"]
+
+
+def test_a_fingerprint_goes_back_to_where_the_engine_would_have_put_it() -> None:
+    cleaner = StreamCleaner(NO_EXTRAS, None, hold_end=True)
+    _, tail = through(
+        cleaner,
+        event(chunk({"content": "!"}, "stop")),
+        event({"choices": [], "usage": {"completion_tokens": 1}, "system_fingerprint": "fp"}),
+    )
+    assert tail == [chunk({"content": "!"}, "stop", system_fingerprint="fp")]
+
+
+def test_cached_tokens_tell_what_prefill_did_not_compute() -> None:
+    usage = {"completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 100}}
+    cleaner = StreamCleaner(ClientWants(False, usage=True), 40, hold_end=True)
+    _, tail = through(cleaner, event(chunk({}, "stop")), event({"choices": [], "usage": usage}))
+    assert tail[1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 40}
+
+
+def test_an_answer_without_details_gets_none() -> None:
+    answer = {"choices": [{"message": {"content": "x"}}], "usage": {"completion_tokens": 1}}
+    clean_answer(answer, NO_EXTRAS, 40)
+    assert "prompt_tokens_details" not in answer["usage"]
+
+
+def test_without_hold_everything_goes_at_once() -> None:
+    cleaner = StreamCleaner(NO_EXTRAS, None, hold_end=False)
+    now, tail = through(cleaner, event(chunk({"content": "!"}, "stop", kv_transfer_params=KV)))
+    assert now == [chunk({"content": "!"}, "stop")]
+    assert tail == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b": ping\n\n", b"event: x\ndata: {}\n\n", b"data: not json\n\n", b"data: [1]\n\n"],
+)
+def test_what_is_not_a_chunk_passes_as_it_is(raw: bytes) -> None:
+    cleaner = StreamCleaner(NO_EXTRAS, None, hold_end=True)
+    sent = cleaner.feed(raw) + cleaner.tail()
+    assert sent == raw if raw != b"event: x\ndata: {}\n\n" else sent
+
+
+def test_tool_calls_reasoning_logprobs_and_unknown_fields_pass() -> None:
+    delta = {
+        "reasoning": "hm",
+        "tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}],
+        "odd": [1.5e-7, -0.0001, "é\u2028"],
+    }
+    logprobs = {"content": [{"token": "a", "logprob": -0.12345678901234567}]}
+    sent = chunk(delta, choice={"logprobs": logprobs, "stop_reason": 5}, service_tier="x")
+    cleaner = StreamCleaner(NO_EXTRAS, None, hold_end=True)
+    now, _ = through(cleaner, event(sent))
+    assert now == [sent]
+
+
+def test_a_non_streaming_answer_is_decodes_own_without_our_part() -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    answer = {
+        "id": "x",
+        "choices": [{"index": 0, "message": message, "token_ids": [5, 6], "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 2},
+        "prompt_token_ids": [1, 2],
+        "kv_transfer_params": KV,
+        "unknown": {"kept": True},
+    }
+    harvest = clean_answer(answer, NO_EXTRAS, None)
+    assert answer == {
+        "id": "x",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 2},
+        "unknown": {"kept": True},
+    }
+    assert (harvest.kv, harvest.generated) == (KV, [5, 6])
+
+
+def test_errors_in_the_first_event_are_seen() -> None:
+    assert error_of(event({"error": {"code": 500}})) == {"error": {"code": 500}}
+    assert error_of(event(chunk({}, "error"))) is not None
+    assert error_of(event(chunk({"content": "error"}))) is None
+    assert error_of(b"data: [DONE]\n\n") is None
+    assert error_of(b": ping\n\n") is None
