@@ -1,0 +1,138 @@
+"""What pdctl remembers of a deployment, as values; `store` keeps them in a file.
+
+Nothing here is secret: commands are kept as they are shown, with secrets masked.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from pdctl.base.process import ProcessRef, ProcessSpec, RoleName
+
+SCHEMA_VERSION = 1
+"""Raised when an older pdctl could no longer read what this one writes."""
+
+Phase = Literal["starting", "running", "stopping"]
+"""`starting` from the first change of `up` to its end; `stopping` from the first of `down`."""
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """One process: as it was meant, and, once started, what it became.
+
+    Attributes:
+        argv, env, cwd: its command as shown. Compared with a new rendering, not run.
+        log: file that its output is appended to.
+        log_offset: size of that file when it was started.
+        engine_id: of this start; None for the router.
+        ref: None until it is started, or when it was stopped.
+        started_at, healthy_at: wall clock, seconds since the epoch.
+    """
+
+    name: str
+    role: RoleName
+    index: int
+    host: str
+    address: str
+    port: int
+    side_channel_port: int | None
+    health_path: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str | None
+    log: str
+    engine_id: str | None = None
+    log_offset: int = 0
+    ref: ProcessRef | None = None
+    started_at: float | None = None
+    healthy_at: float | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL, an IPv6 address in brackets."""
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{address}:{self.port}"
+
+
+def record_of(spec: ProcessSpec, *, log: str, engine_id: str | None) -> ProcessRecord:
+    """A process that is about to start."""
+    return ProcessRecord(
+        name=spec.name,
+        role=spec.role,
+        index=spec.index,
+        host=spec.host,
+        address=spec.address,
+        port=spec.port,
+        side_channel_port=spec.side_channel_port,
+        health_path=spec.health_path,
+        argv=tuple(spec.command.masked_argv()),
+        env=spec.command.masked_environ(),
+        cwd=spec.command.cwd,
+        log=log,
+        engine_id=engine_id,
+    )
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The last two-turn proof that succeeded, and exactly which processes it was about."""
+
+    at: float
+    reused_tokens: int
+    processes: tuple[ProcessRef, ...]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """The TTLs in force, seconds."""
+
+    decoder_ttl: float
+    router_ttl: float
+
+
+@dataclass(frozen=True)
+class DeploymentState:
+    """Everything `up`, `down` and `status` must know without the configuration file.
+
+    Attributes:
+        config_file: absolute path of the file of the last `up`.
+        config_digest: of its content as it was then.
+        target: kind of target, such as `local`.
+        stop_timeout: seconds a process may take to end.
+        directories, files: made for this deployment; `down` removes them.
+        proof: None until the two-turn proof succeeded.
+    """
+
+    name: str
+    target: str
+    phase: Phase
+    pdctl_version: str
+    config_file: str
+    config_digest: str
+    created_at: float
+    stop_timeout: float
+    kv: Intervals
+    processes: Mapping[str, ProcessRecord] = field(default_factory=dict)
+    directories: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    proof: Proof | None = None
+    schema_version: int = SCHEMA_VERSION
+
+    def with_process(self, record: ProcessRecord) -> "DeploymentState":
+        """The same with one process added or replaced."""
+        return replace(self, processes={**self.processes, record.name: record})
+
+    def without_process(self, name: str) -> "DeploymentState":
+        """The same without one process."""
+        rest = {key: record for key, record in self.processes.items() if key != name}
+        return replace(self, processes=rest)
+
+    def refs(self) -> tuple[ProcessRef, ...]:
+        """All processes that were started, in order of their names."""
+        found = (self.processes[name].ref for name in sorted(self.processes))
+        return tuple(ref for ref in found if ref is not None)
+
+
+def merged(old: Iterable[str], new: Iterable[str]) -> tuple[str, ...]:
+    """Both, in order, each once."""
+    return tuple(dict.fromkeys((*old, *new)))
