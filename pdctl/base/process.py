@@ -1,6 +1,6 @@
 """What a process to run is, and how a running one is named so that no other is ever hit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal
 
@@ -12,6 +12,11 @@ ROLES: tuple[RoleName, ...] = ("prefill", "decode", "router")
 MARK_ENV = "PDCTL_PROCESS"
 """Set in the environment of every process of a deployment and inherited by its children, so that
 one that was started but never recorded is found and known to be ours."""
+
+
+KEEP_ENVIRON = {"SPT_NOENV": "1"}
+"""Tells `setproctitle`, by which vLLM names its children, not to write over `/proc/PID/environ`,
+where the mark is read."""
 
 
 def process_mark(deployment_dir: PurePath, name: str) -> str:
@@ -54,6 +59,13 @@ class ProcessSpec:
         """Base URL, an IPv6 address in brackets."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{address}:{self.port}"
+
+
+def marked(spec: ProcessSpec, deployment_dir: PurePath) -> ProcessSpec:
+    """The same process with the mark in its environment."""
+    mark = {**KEEP_ENVIRON, MARK_ENV: process_mark(deployment_dir, spec.name)}
+    env = dict(sorted({**spec.command.env, **mark}.items()))
+    return replace(spec, command=replace(spec.command, env=env))
 
 
 @dataclass(frozen=True)
