@@ -4,7 +4,6 @@ Names come and go between versions of vLLM, so a missing one is None and never a
 counter is found with and without `_total`.
 """
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from pdctl.base import metric_names as names
-from pdctl.base.errors import BadAnswerError, UnreachableError
+from pdctl.base.errors import BadAnswerError
 from pdctl.base.facts import EngineMetrics, RouterMetrics
+from pdctl.observe.http import ask
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,7 @@ def router_metrics(samples: Samples) -> RouterMetrics:
 
 
 async def scrape(
-    session: aiohttp.ClientSession,
-    url: str,
-    *,
-    api_key: str | None = None,
-    timeout: float = 10.0,
+    session: aiohttp.ClientSession, url: str, *, key: str | None = None, timeout: float = 10.0
 ) -> Samples:
     """GET `url`/metrics.
 
@@ -127,33 +123,22 @@ async def scrape(
         BadAnswerError: the answer is no Prometheus text.
     """
     where = f"{url.rstrip('/')}/metrics"
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        async with (
-            asyncio.timeout(timeout),
-            session.get(where, headers=headers) as response,
-        ):
-            text = await response.text(errors="replace")
-    except (aiohttp.ClientError, TimeoutError) as error:
-        reason = str(error) or f"no answer within {timeout:g} s"
-        raise UnreachableError(f"cannot read metrics: {reason}", where=where) from error
-    if response.status != 200:
-        raise UnreachableError(f"cannot read metrics: HTTP {response.status}", where=where)
-    return parse_samples(text)
+    answer = await ask(session, where, key=key, timeout=timeout)
+    return parse_samples(answer.decode("utf-8", "replace"))
 
 
 async def scrape_engine(
-    session: aiohttp.ClientSession, url: str, *, api_key: str | None = None, timeout: float = 10.0
+    session: aiohttp.ClientSession, url: str, *, key: str | None = None, timeout: float = 10.0
 ) -> EngineMetrics:
     """`scrape` and pick the engine's values."""
-    return engine_metrics(await scrape(session, url, api_key=api_key, timeout=timeout))
+    return engine_metrics(await scrape(session, url, key=key, timeout=timeout))
 
 
 async def scrape_router(
-    session: aiohttp.ClientSession, url: str, *, api_key: str | None = None, timeout: float = 10.0
+    session: aiohttp.ClientSession, url: str, *, key: str | None = None, timeout: float = 10.0
 ) -> RouterMetrics:
     """`scrape` and pick the router's values."""
-    return router_metrics(await scrape(session, url, api_key=api_key, timeout=timeout))
+    return router_metrics(await scrape(session, url, key=key, timeout=timeout))
 
 
 def growth(before: float | None, after: float | None) -> int | None:

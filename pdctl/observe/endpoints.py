@@ -1,0 +1,108 @@
+"""Where a deployment's engines and router answer, and what its configuration says of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pdctl.base.errors import UnreachableError
+from pdctl.base.process import ProcessSpec, RoleName
+from pdctl.config.model import Config, ExternalTarget
+
+_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One server: `name` as in `prefill-0`, base URL without a slash at its end."""
+
+    name: str
+    role: RoleName
+    host: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """All servers of a deployment.
+
+    Attributes:
+        name: of the deployment.
+        engines: prefill, then decode.
+        router: None when the deployment has none that is known.
+        dtype: as configured; `float32` gives an exact oracle.
+        bidirectional, threshold: as configured, which for engines that something else runs is
+            only what the user says of them.
+        engine_key, router_key: keys to show, None when none is needed.
+    """
+
+    name: str
+    engines: tuple[Endpoint, ...]
+    router: Endpoint | None
+    dtype: str = "auto"
+    bidirectional: bool = True
+    threshold: int = 64
+    engine_key: str | None = field(default=None, repr=False)
+    router_key: str | None = field(default=None, repr=False)
+
+    def role(self, role: RoleName) -> tuple[Endpoint, ...]:
+        """The engines of one role, in order."""
+        return tuple(engine for engine in self.engines if engine.role == role)
+
+    def by_url(self, url: str) -> Endpoint | None:
+        """The engine at a base URL."""
+        wanted = url.rstrip("/")
+        return next((engine for engine in self.engines if engine.url == wanted), None)
+
+
+def endpoints_of(
+    config: Config,
+    processes: Iterable[ProcessSpec],
+    *,
+    engine_key: str | None = None,
+    router_key: str | None = None,
+) -> Endpoints:
+    """The servers of a deployment.
+
+    Args:
+        processes: as started (ports chosen), or as rendered. Engines of an external target are
+            taken from the configuration, so only the router is looked for among these.
+
+    Raises:
+        UnreachableError: an engine has no port yet, so nothing can be running.
+    """
+    found = [_endpoint(process) for process in processes]
+    engines = tuple(endpoint for endpoint in found if endpoint.role != "router")
+    if isinstance(config.target, ExternalTarget):
+        engines = _external(config.target)
+    routers = [endpoint for endpoint in found if endpoint.role == "router"]
+    return Endpoints(
+        name=config.name,
+        engines=engines,
+        router=routers[0] if routers else None,
+        dtype=config.model.dtype,
+        bidirectional=config.kv.bidirectional,
+        threshold=config.kv.recompute_threshold,
+        engine_key=engine_key,
+        router_key=router_key,
+    )
+
+
+def _endpoint(process: ProcessSpec) -> Endpoint:
+    if not process.port:
+        raise UnreachableError(
+            f"`{process.name}` has no port yet: it was never started",
+            where=process.host,
+            hints=["pdctl up"],
+        )
+    url = process.url
+    for every, one in _EVERY_ADDRESS.items():
+        url = url.replace(f"//{every}:", f"//{one}:").replace(f"//[{every}]:", f"//{one}:")
+    return Endpoint(process.name, process.role, process.host, url)
+
+
+def _external(target: ExternalTarget) -> tuple[Endpoint, ...]:
+    by_role: dict[RoleName, list[str]] = {"prefill": target.prefill, "decode": target.decode}
+    return tuple(
+        Endpoint(f"{role}-{index}", role, url.rstrip("/"), url.rstrip("/"))
+        for role, urls in by_role.items()
+        for index, url in enumerate(urls)
+    )

@@ -1,0 +1,113 @@
+"""Which side has bi-directional transfer off? Asked of the engines, past the router.
+
+No request here can hang: prefill without the flag never answers a request that has a handle with
+tokens to pull (FACTS T7), but a handle with none is a release (FACTS L3) on one that has the flag
+and nothing at all on one that has not. So whether decode's blocks become free tells.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from pdctl.base.errors import PdctlError
+from pdctl.base.facts import EngineMetrics
+from pdctl.observe.http import ask_json
+from pdctl.observe.metrics import scrape_engine
+from pdctl.observe.proof import SideProbe
+
+_PLAIN = {"do_remote_decode": False, "do_remote_prefill": False}
+_FALL_S = 5.0
+"""Within this decode's usage falls after a release; 2 s was measured."""
+
+
+async def probe_sides(
+    session: aiohttp.ClientSession,
+    prefill: str,
+    decode: str,
+    *,
+    model: str,
+    prompt: Sequence[int],
+    key: str | None = None,
+    timeout: float = 30.0,
+    poll: float = 0.25,
+) -> SideProbe:
+    """Ask decode for a handle, then give it back through prefill.
+
+    Args:
+        prompt: token ids that fill a few blocks; they stay on decode for its TTL if prefill
+            does not release them.
+        timeout: seconds for each request.
+
+    Never raises for an engine that answers badly: then it could not be told.
+    """
+    ask_ = _Asker(session, model, key, timeout)
+    try:
+        before = await scrape_engine(session, decode, key=key)
+        handle = await ask_.one_token(decode, prompt, _PLAIN)
+        if not handle or not handle.get("remote_block_ids"):
+            return SideProbe(decode_gives_handle=False)
+        held = await scrape_engine(session, decode, key=key)
+        release = {**handle, "do_remote_decode": True, "do_remote_prefill": False}
+        await ask_.one_token(prefill, prompt[:3], release | {"remote_num_tokens": 0})
+    except PdctlError:
+        return SideProbe()
+    return SideProbe(True, await _freed(ask_, decode, prompt[:3], before, held, poll))
+
+
+async def _freed(
+    asker: "_Asker",
+    decode: str,
+    prompt: Sequence[int],
+    before: EngineMetrics,
+    held: EngineMetrics,
+    poll: float,
+) -> bool | None:
+    """True when decode's usage fell by what the handle held, None when others use it too."""
+    if before.kv_usage is None or held.kv_usage is None or not held.kv_usage > before.kv_usage:
+        return None
+    limit = before.kv_usage + (held.kv_usage - before.kv_usage) / 2
+    after = held
+    try:
+        async with asyncio.timeout(_FALL_S):
+            while (after.kv_usage or 0.0) > limit:
+                # Decode handles the notice in its next step; without work it makes none.
+                await asyncio.sleep(poll)
+                await asker.one_token(decode, prompt, None)
+                after = await scrape_engine(asker.session, decode, key=asker.key)
+    except TimeoutError:
+        return False if before.idle and after.idle else None
+    except PdctlError:
+        return None
+    return True
+
+
+class _Asker:
+    def __init__(
+        self, session: aiohttp.ClientSession, model: str, key: str | None, timeout: float
+    ) -> None:
+        self.session, self.key = session, key
+        self._model, self._timeout = model, timeout
+
+    async def one_token(
+        self, url: str, prompt: Sequence[int], kv: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": 1,
+            "temperature": 0,
+        }
+        if kv is not None:
+            body["kv_transfer_params"] = dict(kv)
+        answer = await ask_json(
+            self.session,
+            url + "/v1/completions",
+            method="POST",
+            body=body,
+            key=self.key,
+            timeout=self._timeout,
+        )
+        params = answer.get("kv_transfer_params")
+        return params if isinstance(params, dict) else None
