@@ -20,6 +20,7 @@ class Problem:
         hint: what to write instead, when there is a good guess.
         line, column: 1-based; 0 until the loader has placed the problem in the file.
         on_key: point at the key itself rather than at its value.
+        excerpt: lines of the file with a caret, where words alone would not show the place.
     """
 
     loc: Loc
@@ -28,13 +29,18 @@ class Problem:
     line: int = 0
     column: int = 0
     on_key: bool = False
+    excerpt: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """The key's path as people write it, `target.hosts[0].port`."""
         text = ""
         for part in self.loc:
-            text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+            if isinstance(part, int):
+                text += f"[{part}]"
+            else:
+                name = "".join(char if char.isprintable() else "�" for char in part)
+                text += f".{name}" if text else name
         return text
 
     def at(self, line: int, column: int) -> "Problem":
@@ -54,8 +60,11 @@ class ConfigError(PdctlError):
         super().__init__(
             f"{file} has {count} problem{'' if count == 1 else 's'}",
             hints=hints,
-            detail=[self._line(problem) for problem in self.problems],
+            detail=[line for problem in self.problems for line in self._lines(problem)],
         )
+
+    def _lines(self, problem: Problem) -> list[str]:
+        return [self._line(problem), *(f"  {line}" for line in problem.excerpt)]
 
     def _line(self, problem: Problem) -> str:
         place = f"{self.file}:{problem.line}:{problem.column}" if problem.line else self.file

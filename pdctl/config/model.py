@@ -66,6 +66,8 @@ def _int_as_text(value: object) -> object:
 
 def _url(value: str) -> str:
     parts = urlsplit(value)
+    if any(char.isspace() or not char.isprintable() for char in value):
+        raise ValueError("urlsplit would drop them silently")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("not an http or https URL")
     if parts.path not in {"", "/"} or parts.query or parts.fragment or parts.username is not None:
@@ -80,7 +82,7 @@ Seconds = Annotated[
     BeforeValidator(_duration),
     Field(ge=0, le=MAX_SECONDS),
     _duration_schema(
-        "a duration of at most 30 days: seconds (480) or text such as `8m`, `1h30m`, `500ms`",
+        "a duration such as 480 (seconds) or `8m`, at most 30 days",
         minimum=0,
     ),
 ]
@@ -90,8 +92,7 @@ PositiveSeconds = Annotated[
     BeforeValidator(_duration),
     Field(gt=0, le=MAX_SECONDS),
     _duration_schema(
-        "a duration above zero and of at most 30 days: "
-        "seconds (480) or text such as `8m`, `1h30m`, `500ms`",
+        "a duration above zero such as 480 (seconds) or `8m`, at most 30 days",
         exclusiveMinimum=0,
     ),
 ]
@@ -102,7 +103,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 """A TCP port."""
 Count = Annotated[int, Field(ge=1)]
 """How many of something there must be at least one of."""
-Text = Annotated[str, _text(r"^[^\x00-\x1f\x7f]+$", "text")]
+Text = Annotated[str, _text(r"^[^\x00-\x1f\x7f]+$", "one line of text")]
 """One line of text, not empty."""
 Word = Annotated[
     str,
@@ -111,7 +112,7 @@ Word = Annotated[
 ]
 """One argument or value for a process; a whole number may stand without quotes."""
 FilePath = Annotated[Path, BeforeValidator(_not_empty), Field(strict=False)]
-"""A file on the machine that runs pdctl. The loader makes it absolute: see `config.load`."""
+"""A file; relative to the configuration file, which the loader makes absolute."""
 Environment = dict[
     Annotated[str, _text(r"^[A-Za-z_][A-Za-z0-9_]*$", "the name of an environment variable")],
     Word,
@@ -165,7 +166,7 @@ class Model(Section):
     """What is served. Everything here is the same on prefill and decode."""
 
     id: Text
-    """Hub id, local path, or `pdctl/tiny-random` for the built-in offline model."""
+    """Hub id, path (`/…`, `./…`), or `pdctl/tiny-random` for the built-in offline model."""
     revision: Text | None = None
     """Commit of the model on the hub. Pin it: weights that differ on P and D go unnoticed."""
     served_name: Text | None = None
@@ -552,7 +553,7 @@ class Router(Section):
     reuse_share: float = Field(default=1.0, ge=0, le=1)
     """Share of conversations for which reuse is on."""
     request_log: FilePath | None = None
-    """JSONL file with one line a request, without contents; what `pdctl analyze` reads."""
+    """JSONL file on the router's host, one line a request, no contents; for `pdctl analyze`."""
     limits: RouterLimits = RouterLimits()
     """Time and size limits."""
     source: FilePath | None = None
