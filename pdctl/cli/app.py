@@ -8,7 +8,9 @@ import typer
 from pdctl.base.errors import PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
+from pdctl.cli.init import init
 from pdctl.cli.router import router
+from pdctl.cli.schema import schema
 from pdctl.cli.version import version
 
 app = typer.Typer(
@@ -18,7 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(init)
 app.command()(router)
+app.command()(schema)
 app.command()(version)
 
 
