@@ -7,9 +7,9 @@ nothing. Both are pure functions of the configuration.
 from collections.abc import Callable, Iterator, Mapping
 
 from pdctl.base.problems import Loc, Problem
-from pdctl.config.model import Config, ExternalTarget, LocalTarget, SshTarget
+from pdctl.config.model import Config, ExternalTarget
 from pdctl.engine import choices, install, ttl, versions
-from pdctl.engine.choices import ENGINE_ROLES, EngineRole
+from pdctl.engine.choices import ENGINE_ROLES
 from pdctl.engine.owned import (
     ENV_HOMES,
     EQUAL_ENV,
@@ -212,10 +212,10 @@ def _cpu_cache(config: Config) -> Iterator[Problem]:
 
 
 def _example_proxy(config: Config) -> Iterator[Problem]:
-    if config.router.kind == "vllm-example" and config.router.source is None:
+    source = config.router.source
+    if source is not None and source.name.endswith((".tar.gz", ".zip", ".whl")):
         yield Problem(
-            ("router", "kind"),
-            "`vllm-example` needs `router.source`, a checkout of vLLM that has the example proxy",
+            ("router", "source"), "is an archive; unpack it, and name the folder it makes"
         )
 
 
@@ -280,54 +280,6 @@ def _variable(config: Config, name: str, value: str, *, of_role: bool) -> str | 
     return None
 
 
-def _ports(config: Config) -> Iterator[Problem]:
-    taken: dict[tuple[str, int], str] = {}
-    for loc, address, first, count in _listeners(config):
-        for port in range(first, first + count):
-            holder = taken.setdefault((address, port), _name(loc))
-            if holder != _name(loc):
-                yield Problem(loc, f"port {port} is also {holder}'s on {address}")
-                break
-
-
-def _listeners(config: Config) -> Iterator[tuple[Loc, str, int, int]]:
-    """What listens where: the key, the address, the first port, and how many ports."""
-    target = config.target
-    if isinstance(target, LocalTarget):
-        for role in ENGINE_ROLES:
-            ports = target.prefill if role == "prefill" else target.decode
-            yield from _local(config, role, target.host, ports.port, ports.side_channel_port)
-        if config.router.port:
-            yield ("router", "port"), config.router.host, config.router.port, 1
-    if isinstance(target, SshTarget):
-        for role in ENGINE_ROLES:
-            for index, host in enumerate(getattr(target.hosts, role)):
-                loc: Loc = ("target", "hosts", role, index)
-                address = host.private_address or host.address
-                yield (*loc, "port"), address, host.port or target.port, 1
-                side = host.side_channel_port or target.side_channel_port
-                yield (*loc, "side_channel_port"), address, side, _ranks(config, role)
-
-
-def _local(
-    config: Config, role: EngineRole, host: str, port: int, side_channel_port: int
-) -> Iterator[tuple[Loc, str, int, int]]:
-    if port:
-        yield ("target", role, "port"), host, port, 1
-    if side_channel_port:
-        ranks = _ranks(config, role)
-        yield ("target", role, "side_channel_port"), host, side_channel_port, ranks
-
-
-def _ranks(config: Config, role: EngineRole) -> int:
-    # Each data-parallel rank listens on the next port.
-    return choices.role_of(config, role).data_parallel_size or 1
-
-
-def _name(loc: Loc) -> str:
-    return f"`{Problem(loc, '').key}`"
-
-
 _Rule = Callable[[Config], Iterator[Problem]]
 _ALWAYS: tuple[_Rule, ...] = (
     _existing,
@@ -341,6 +293,5 @@ _ALWAYS: tuple[_Rule, ...] = (
     _paths,
     _arguments,
     _environment,
-    _ports,
 )
 _WITH_KNOWN_VERSION: tuple[_Rule, ...] = (_cpu_wheel, _nixl_version, _known_keys)

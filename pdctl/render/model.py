@@ -24,7 +24,8 @@ class Place:
 
     Attributes:
         cache: what can be made again: engine environments, models, plugin bundles.
-        state: what belongs to this deployment: sockets, control files, logs.
+        state: what belongs to this deployment: control files, logs, keys.
+        temp: working directory, temporary files and Unix sockets of the engines; a short path.
         default_python: builds engine environments when the configuration names no interpreter.
         pdctl_python: interpreter that has pdctl, for the router.
         torch_index: an extra package index for torch, or None.
@@ -32,6 +33,7 @@ class Place:
 
     cache: PurePosixPath
     state: PurePosixPath
+    temp: PurePosixPath
     default_python: str
     pdctl_python: str
     torch_index: str | None = None
@@ -65,11 +67,13 @@ class Secrets:
     """What reaches processes through their environment and is never shown or stored.
 
     Attributes:
-        engine_key: content of `engine.api_key_file`; None shows a mask where one is configured.
-        hf_token: the hub token, for models that need one.
+        engine_key: the key in `engine.api_key_file`; None shows a mask where one is configured.
+        client_keys: content of `router.api_keys_file`, for routers on other hosts.
+        hf_token: the hub token, for engines on other hosts. On this machine it is inherited.
     """
 
     engine_key: Secret | None = None
+    client_keys: Secret | None = None
     hf_token: Secret | None = None
 
 
@@ -87,12 +91,13 @@ class RenderedDir:
 
 @dataclass(frozen=True)
 class RenderedFile:
-    """A file that must be there before the processes start."""
+    """A file that must be there before the processes start. `secret`: never show its content."""
 
     host: str
     path: PurePosixPath
-    content: bytes
+    content: bytes = field(repr=False)
     mode: int = 0o644
+    secret: bool = False
 
 
 @dataclass(frozen=True)

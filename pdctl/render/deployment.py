@@ -1,0 +1,164 @@
+"""Configuration to processes, folders and files: the one place that decides what runs where."""
+
+from collections.abc import Iterator, Sequence
+
+from pdctl.base.command import Command
+from pdctl.base.process import ProcessSpec, marked
+from pdctl.config.model import Config, ExternalTarget
+from pdctl.engine import choices
+from pdctl.engine.argv import EnginePaths, EngineSecrets, engine_command
+from pdctl.engine.choices import ENGINE_ROLES, EngineRole
+from pdctl.engine.environment import engine_python, recipe_of
+from pdctl.engine.models import tiny_model_dir, tiny_model_step
+from pdctl.engine.plugin_bundle import bundle_files, bundle_name
+from pdctl.engine.validate import notices
+from pdctl.render.model import (
+    NEW_AT_EVERY_START,
+    SHOWN,
+    Chosen,
+    Deployment,
+    Place,
+    RenderedDir,
+    RenderedFile,
+    Secrets,
+)
+from pdctl.render.router import Urls, router_command, router_files
+from pdctl.render.spots import THIS_MACHINE, Spot, hosts_of, spots_of
+
+_NO_SECRETS = Secrets()
+
+
+def render(
+    config: Config, place: Place, chosen: Chosen = SHOWN, secrets: Secrets = _NO_SECRETS
+) -> Deployment:
+    """The whole deployment. Pure: the same values give the same result.
+
+    Args:
+        config: a configuration without problems (`render.check.load_checked`).
+        place: where things are on the hosts (`render.place.place_of`).
+        chosen: what only a start knows; by default placeholders stand for it.
+        secrets: shown as a mask wherever the result is printed.
+    """
+    recipe = recipe_of(
+        config, place.cache, default_python=place.default_python, torch_index=place.torch_index
+    )
+    external = isinstance(config.target, ExternalTarget)
+    python = "" if external else engine_python(config, recipe)
+    spots = spots_of(config, chosen)
+    engines = [
+        _engine(config, spot, place, python, chosen, secrets)
+        for spot in spots
+        if spot.role != "router"
+    ]
+    urls = _urls(config, engines)
+    routers = [
+        _router(config, spot, place, python, urls) for spot in spots if spot.role == "router"
+    ]
+    makes_model = choices.is_tiny(config) and not external
+    return Deployment(
+        name=config.name,
+        processes=(*engines, *routers),
+        directories=tuple(_directories(config, place, spots)),
+        files=(*_plugin_files(config, place, spots), *_key_files(config, place, spots, secrets)),
+        recipe=recipe,
+        model_step=tiny_model_step(place.cache, python=python) if makes_model else None,
+        notices=tuple(notices(config)),
+    )
+
+
+def _engine(
+    config: Config, spot: Spot, place: Place, python: str, chosen: Chosen, secrets: Secrets
+) -> ProcessSpec:
+    command = engine_command(
+        config,
+        _engine_role(spot),
+        python=python,
+        model=str(tiny_model_dir(place.cache)) if choices.is_tiny(config) else config.model.id,
+        address=spot.address,
+        port=spot.port,
+        side_channel_port=spot.side_channel_port or 0,
+        engine_id=chosen.engine_ids.get(spot.name, NEW_AT_EVERY_START),
+        paths=_paths(config, place, spot),
+        gpus=spot.gpus,
+        secrets=EngineSecrets(secrets.engine_key, secrets.hf_token),
+    )
+    return _spec(spot, place, command)
+
+
+def _engine_role(spot: Spot) -> EngineRole:
+    return "prefill" if spot.role == "prefill" else "decode"
+
+
+def _router(
+    config: Config, spot: Spot, place: Place, engine_python: str, urls: Urls
+) -> ProcessSpec:
+    return _spec(spot, place, router_command(config, spot, place, engine_python, urls))
+
+
+def _spec(spot: Spot, place: Place, command: Command) -> ProcessSpec:
+    spec = ProcessSpec(
+        role=spot.role,
+        index=spot.index,
+        host=spot.host,
+        # A router that listens on all addresses is still reached at one.
+        address={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(spot.address, spot.address),
+        port=spot.port,
+        side_channel_port=spot.side_channel_port,
+        command=command,
+        log_name=f"{spot.name}.log",
+    )
+    return marked(spec, place.state)
+
+
+def _paths(config: Config, place: Place, spot: Spot) -> EnginePaths:
+    on = config.engine.plugin != "off"
+    return EnginePaths(
+        temp=place.temp,
+        control=place.state / "control" / spot.name,
+        status=place.state / "plugin" / spot.name,
+        plugin=place.cache / "plugins" / bundle_name(bundle_files()) if on else None,
+    )
+
+
+def _urls(config: Config, engines: Sequence[ProcessSpec]) -> Urls:
+    if isinstance(config.target, ExternalTarget):
+        return {"prefill": config.target.prefill, "decode": config.target.decode}
+    return {role: [spec.url for spec in engines if spec.role == role] for role in ENGINE_ROLES}
+
+
+def _directories(config: Config, place: Place, spots: Sequence[Spot]) -> Iterator[RenderedDir]:
+    for host in hosts_of(spots):
+        yield RenderedDir(host, place.state)
+        yield RenderedDir(host, place.temp)
+    for spot in spots:
+        if spot.role != "router":
+            paths = _paths(config, place, spot)
+            yield RenderedDir(spot.host, paths.control)
+            yield RenderedDir(spot.host, paths.status)
+
+
+def _plugin_files(config: Config, place: Place, spots: Sequence[Spot]) -> Iterator[RenderedFile]:
+    if config.engine.plugin == "off":
+        return
+    files = bundle_files()
+    folder = place.cache / "plugins" / bundle_name(files)
+    for host in hosts_of([spot for spot in spots if spot.role != "router"]):
+        for name, content in files.items():
+            yield RenderedFile(host, folder / name, content)
+
+
+def _key_files(
+    config: Config, place: Place, spots: Sequence[Spot], secrets: Secrets
+) -> Iterator[RenderedFile]:
+    """Keys go to routers on other hosts; on this machine the configured files are read."""
+    for spot in spots:
+        if spot.role != "router" or spot.host == THIS_MACHINE:
+            continue
+        files = router_files(config, place, spot)
+        for path, key in (
+            (files.client_keys, secrets.client_keys),
+            (files.engine_key, secrets.engine_key),
+        ):
+            if path is not None:
+                content = b"" if key is None else key.value.encode()
+                yield RenderedFile(spot.host, path, content, mode=0o600, secret=True)

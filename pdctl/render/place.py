@@ -1,0 +1,33 @@
+"""Where a deployment's things are, by target: this machine's folders, or `base_dir` on others."""
+
+import os
+import sys
+from pathlib import PurePosixPath
+
+from pdctl.base import paths
+from pdctl.config.model import Config, Ec2Target, SshTarget
+from pdctl.engine.install import TORCH_INDEX_ENV
+from pdctl.render.model import Place
+
+
+def place_of(config: Config) -> Place:
+    """The usual place. Depends on the configuration and on this user's environment only."""
+    torch_index = os.environ.get(TORCH_INDEX_ENV) or None
+    if isinstance(config.target, SshTarget | Ec2Target):
+        base = PurePosixPath(config.target.base_dir)
+        return Place(
+            cache=base,
+            state=base / "deployments" / config.name,
+            temp=PurePosixPath("/run/pdctl") / config.name,
+            default_python="python3",
+            pdctl_python=str(base / "pdctl" / "bin" / "python"),
+            torch_index=torch_index,
+        )
+    return Place(
+        cache=PurePosixPath(paths.cache_root()),
+        state=PurePosixPath(paths.deployment_dir(config.name)),
+        temp=PurePosixPath(paths.temp_dir(config.name)),
+        default_python=sys.executable,
+        pdctl_python=sys.executable,
+        torch_index=torch_index,
+    )

@@ -1,0 +1,112 @@
+"""The command of a router, and the files it reads and writes."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath, PurePosixPath
+
+from pdctl.base.command import Command, Part, Secret
+from pdctl.config.model import Config, RouterLimits
+from pdctl.engine import choices
+from pdctl.engine.choices import EngineRole
+from pdctl.render.model import Place
+from pdctl.render.spots import THIS_MACHINE, Spot
+
+STORE_ENV = "PDCTL_ROUTER_STORE"
+"""Carries `router.store` when it has a password, which argv would show to every user."""
+
+_EXAMPLE_PROXY = "examples/disaggregated/disaggregated_serving/disagg_proxy_multiturn.py"
+
+Urls = Mapping[EngineRole, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class RouterFiles:
+    """Files that a router reads or writes, on its own host; None for what is not configured."""
+
+    client_keys: PurePosixPath | None
+    engine_key: PurePosixPath | None
+    request_log: PurePosixPath | None
+
+
+def router_files(config: Config, place: Place, spot: Spot) -> RouterFiles:
+    """Where they are: keys as configured on this machine, copies of them on any other."""
+    here = spot.host == THIS_MACHINE
+
+    def key(configured: PurePath | None, copy: str) -> PurePosixPath | None:
+        if configured is None:
+            return None
+        return PurePosixPath(configured) if here else place.state / "keys" / copy
+
+    log = config.router.request_log
+    return RouterFiles(
+        client_keys=key(config.router.api_keys_file, "clients"),
+        engine_key=key(config.engine.api_key_file, "engine"),
+        request_log=None if log is None else PurePosixPath(log),
+    )
+
+
+def router_command(
+    config: Config, spot: Spot, place: Place, engine_python: str, urls: Urls
+) -> Command:
+    """One router's command; upstream's example proxy runs with the engine's interpreter."""
+    if config.router.kind == "vllm-example":
+        return _example(config, spot, engine_python, urls)
+    return _own(config, spot, place, urls)
+
+
+def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
+    router = config.router
+    files = router_files(config, place, spot)
+    has_password = "@" in router.store
+    options: list[tuple[str, object | None]] = [
+        *(("--prefill", url) for url in urls["prefill"]),
+        *(("--decode", url) for url in urls["decode"]),
+        ("--host", spot.address),
+        ("--port", spot.port),
+        ("--ttl", _number(choices.router_ttl(config))),
+        ("--threshold", config.kv.recompute_threshold),
+        *(("--limit", limit) for limit in _limits(router.limits)),
+        ("--reuse-share", None if router.reuse_share == 1.0 else _number(router.reuse_share)),
+        ("--store", None if router.store == "memory" or has_password else router.store),
+        ("--api-keys", files.client_keys),
+        ("--engine-key-file", files.engine_key),
+        ("--request-log", files.request_log),
+        ("--deployment", config.name),
+    ]
+    given = ((flag, str(value)) for flag, value in options if value is not None)
+    env: dict[str, Part] = {"PYTHONUNBUFFERED": "1"}
+    if has_password:
+        env[STORE_ENV] = Secret(router.store)
+    words = itertools.chain.from_iterable(given)
+    return Command((place.pdctl_python, "-m", "pdctl", "router", *words), env)
+
+
+def _limits(limits: RouterLimits) -> Iterator[str]:
+    """What differs from the defaults, which the router knows by itself."""
+    defaults = RouterLimits()
+    for name in RouterLimits.model_fields:
+        value = getattr(limits, name)
+        if value != getattr(defaults, name):
+            yield f"{name}={_number(value)}"
+
+
+def _number(value: float) -> int | float:
+    return int(value) if value == int(value) else value
+
+
+def _example(config: Config, spot: Spot, python: str, urls: Urls) -> Command:
+    source = PurePosixPath(config.router.source or "")
+    script = source if source.suffix == ".py" else source / _EXAMPLE_PROXY
+    words = ["--host", spot.address, "--port", str(spot.port)]
+    for role, flag in (("prefill", "prefiller"), ("decode", "decoder")):
+        ends = [_host_and_port(url) for url in urls["prefill" if role == "prefill" else "decode"]]
+        words += [f"--{flag}-hosts", *(host for host, _ in ends)]
+        words += [f"--{flag}-ports", *(port for _, port in ends)]
+    return Command((python, str(script), *words), {"PYTHONUNBUFFERED": "1"})
+
+
+def _host_and_port(url: str) -> tuple[str, str]:
+    # The example proxy puts the two together again itself, so brackets of IPv6 stay.
+    host, _, port = url.partition("://")[2].rpartition(":")
+    return (host, port) if host else (port, "80")

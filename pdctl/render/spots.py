@@ -1,0 +1,114 @@
+"""Where each process goes: host, address for its peers, ports as configured."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pdctl.base.process import RoleName
+from pdctl.config.model import Config, Ec2Target, LocalTarget, SshHost, SshTarget
+from pdctl.engine.choices import ENGINE_ROLES
+from pdctl.render.model import Chosen
+
+THIS_MACHINE = "localhost"
+"""Name of the host of local processes, as `targets.local.LocalHost` has it."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where one process goes."""
+
+    role: RoleName
+    index: int
+    host: str
+    address: str
+    port: int
+    side_channel_port: int | None = None
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`prefill-0`."""
+        return f"{self.role}-{self.index}"
+
+
+def spots_of(config: Config, chosen: Chosen) -> list[Spot]:
+    """All of them, prefill first, routers last, with what a start has chosen."""
+    return [_settled(spot, chosen) for spot in _spots(config)]
+
+
+def hosts_of(spots: Sequence[Spot]) -> list[str]:
+    """The hosts, each once, in order."""
+    return list(dict.fromkeys(spot.host for spot in spots))
+
+
+def _settled(spot: Spot, chosen: Chosen) -> Spot:
+    side = spot.side_channel_port
+    return replace(
+        spot,
+        address=chosen.addresses.get(spot.name, spot.address),
+        port=chosen.ports.get(spot.name, spot.port),
+        side_channel_port=None if side is None else chosen.side_channel_ports.get(spot.name, side),
+    )
+
+
+def _spots(config: Config) -> Iterator[Spot]:
+    target = config.target
+    if isinstance(target, LocalTarget):
+        for role in ENGINE_ROLES:
+            ports = target.prefill if role == "prefill" else target.decode
+            yield Spot(role, 0, THIS_MACHINE, target.host, ports.port, ports.side_channel_port)
+        yield from _routers_here(config)
+    elif isinstance(target, SshTarget):
+        yield from _on_ssh_hosts(config, target)
+    elif isinstance(target, Ec2Target):
+        yield from _on_ec2_hosts(config, target)
+    else:
+        yield from _routers_here(config)
+
+
+def _routers_here(config: Config) -> Iterator[Spot]:
+    for index in range(config.router.replicas):
+        port = config.router.port + index if config.router.port else 0
+        yield Spot("router", index, THIS_MACHINE, config.router.host, port)
+
+
+def _on_ssh_hosts(config: Config, target: SshTarget) -> Iterator[Spot]:
+    for role in ENGINE_ROLES:
+        hosts = target.hosts.prefill if role == "prefill" else target.hosts.decode
+        for index, host in enumerate(hosts):
+            yield Spot(
+                role,
+                index,
+                host.address,
+                _private(host),
+                host.port or target.port,
+                host.side_channel_port or target.side_channel_port,
+                tuple(host.gpus or ()),
+            )
+    if target.hosts.router:
+        for index, host in enumerate(target.hosts.router):
+            port = host.port or config.router.port
+            yield Spot("router", index, host.address, config.router.host, port)
+    else:
+        first = target.hosts.prefill[0]
+        yield Spot("router", 0, first.address, config.router.host, config.router.port)
+
+
+def _private(host: SshHost) -> str:
+    return host.private_address or host.address
+
+
+def _on_ec2_hosts(config: Config, target: Ec2Target) -> Iterator[Spot]:
+    for role in ENGINE_ROLES:
+        adopted = target.instance_ids.get(role, [])
+        count = len(adopted) or (target.prefill if role == "prefill" else target.decode).count
+        for index in range(count):
+            name = f"{role}-{index}"
+            yield Spot(
+                role, index, name, f"<address of {name}>", target.port, target.side_channel_port
+            )
+    adopted = target.instance_ids.get("router", [])
+    count = len(adopted) or (target.router.count if target.router else 0)
+    for index in range(count):
+        yield Spot("router", index, f"router-{index}", config.router.host, config.router.port)
+    if not count:
+        yield Spot("router", 0, "prefill-0", config.router.host, config.router.port)
