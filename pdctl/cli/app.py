@@ -11,6 +11,7 @@ from pdctl.cli import ui
 from pdctl.cli.init import init
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
+from pdctl.cli.verify import verify
 from pdctl.cli.version import version
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(init)
 app.command()(router)
 app.command()(schema)
+app.command()(verify)
 app.command()(version)
 
 

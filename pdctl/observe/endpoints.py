@@ -2,12 +2,28 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pdctl.base.errors import UnreachableError
-from pdctl.base.process import ProcessSpec, RoleName
+from pdctl.base.process import ROLES, RoleName
 from pdctl.config.model import Config, ExternalTarget
 
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+
+
+class Served(Protocol):
+    """A process that answers over HTTP: a `ProcessSpec`, or the record of a started one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def role(self) -> RoleName: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def url(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,7 @@ class Endpoints:
 
 def endpoints_of(
     config: Config,
-    processes: Iterable[ProcessSpec],
+    processes: Iterable[Served],
     *,
     engine_key: str | None = None,
     router_key: str | None = None,
@@ -69,7 +85,7 @@ def endpoints_of(
     Raises:
         UnreachableError: an engine has no port yet, so nothing can be running.
     """
-    found = [_endpoint(process) for process in processes]
+    found = sorted((_endpoint(p) for p in processes), key=lambda e: ROLES.index(e.role))
     engines = tuple(endpoint for endpoint in found if endpoint.role != "router")
     if isinstance(config.target, ExternalTarget):
         engines = _external(config.target)
@@ -86,7 +102,7 @@ def endpoints_of(
     )
 
 
-def _endpoint(process: ProcessSpec) -> Endpoint:
+def _endpoint(process: Served) -> Endpoint:
     if not process.port:
         raise UnreachableError(
             f"`{process.name}` has no port yet: it was never started",

@@ -213,7 +213,7 @@ async def test_a_router_that_is_not_ready_is_waited_for_and_then_told() -> None:
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    faults = {"ready": False, "canary": "decode did not get prefill's blocks"}
+    faults: dict[str, Any] = {"ready": False, "canary": "decode did not get prefill's blocks"}
     async with fake_pair(fail=(503, "no pair"), **faults) as pair:
         report = await verify(
             pair.endpoints, replace(QUICK, ready_s=0.02), listen=events.append, sleep=sleep
