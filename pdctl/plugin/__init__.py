@@ -21,11 +21,11 @@ import os
 from collections.abc import Mapping
 
 from . import _status, live_ttl, quiet_progress, streaming_handles
-from ._guard import LOGGER, Build, Guard, Off
+from ._guard import LOGGER, Build, Guard, Lever, Off
 
 __all__ = ["LEVERS", "register"]
 
-LEVERS: "dict[str, Build]" = {
+LEVERS: dict[str, Build] = {
     "streaming_handles": streaming_handles.lever,
     "live_ttl": live_ttl.lever,
     "quiet_progress": quiet_progress.lever,
@@ -44,7 +44,7 @@ def register() -> None:
         LOGGER.exception("pdctl plugin: failed to start; the engine runs without it")
 
 
-def _register(env: "Mapping[str, str]") -> None:
+def _register(env: Mapping[str, str]) -> None:
     if env.get("PDCTL_PLUGIN", "").strip().lower() == "off":
         LOGGER.info("pdctl plugin: off (PDCTL_PLUGIN=off)")
         return
@@ -54,7 +54,7 @@ def _register(env: "Mapping[str, str]") -> None:
         guard.apply(name, build if name in wanted else _not_asked_for, env)
 
 
-def _wanted(listed: str) -> "set[str]":
+def _wanted(listed: str) -> set[str]:
     names = {name.strip() for name in listed.split(",") if name.strip()}
     unknown = sorted(names - LEVERS.keys())
     if unknown:
@@ -66,5 +66,5 @@ def _wanted(listed: str) -> "set[str]":
     return names or set(LEVERS)
 
 
-def _not_asked_for(env: "Mapping[str, str]") -> "Off":
+def _not_asked_for(env: Mapping[str, str]) -> Lever:
     raise Off("not in PDCTL_PLUGIN_LEVERS")

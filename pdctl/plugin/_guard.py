@@ -28,7 +28,7 @@ ALL_OF = (NOT_APPLICABLE, WAITING, APPLIED, NOT_NEEDED)
 ANY_OF = (APPLIED, NOT_NEEDED, WAITING, NOT_APPLICABLE)
 """The same for a lever whose modules are alternatives to each other."""
 
-_MARK = "__pdctl_levers__"
+_MARK = "__pdctl_patched__"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Outcome:
     why: str
 
 
-class Declined(Exception):
+class Declined(Exception):  # noqa: N818 - an answer, not an error
     """A lever does not apply itself; the message says why."""
 
     state = NOT_APPLICABLE
@@ -66,15 +66,15 @@ class Target:
     """One module that a lever changes; ``patch`` returns what it did, or raises Declined."""
 
     module: str
-    patch: "Callable[[types.ModuleType], str]"
+    patch: Callable[[types.ModuleType], str]
 
 
 @dataclass(frozen=True)
 class Lever:
     """What a lever changes, and how the outcomes of its modules make up its own."""
 
-    targets: "tuple[Target, ...]"
-    order: "tuple[str, ...]" = ALL_OF
+    targets: tuple[Target, ...]
+    order: tuple[str, ...] = ALL_OF
 
 
 Build = Callable[[Mapping[str, str]], Lever]
@@ -88,24 +88,22 @@ class Guard:
     """Applies levers, logs each outcome once and reports all of them whenever one changes."""
 
     report: Report
-    outcomes: "dict[str, Outcome]" = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
 
-    def apply(self, name: str, build: Build, env: "Mapping[str, str]") -> None:
+    def apply(self, name: str, build: Build, env: Mapping[str, str]) -> None:
         """Bring one lever into force, now or when its modules are imported."""
         try:
             lever = build(env)
         except Exception as error:
             self._settle(name, _outcome_of(error))
             return
-        by_module: "dict[str, Outcome]" = {}
-        for target in lever.targets:
-            by_module[target.module] = _prospect(target.module)
-        self._settle(name, _combined(lever, by_module))
+        by_module = {target.module: _prospect(target.module) for target in lever.targets}
         for target in lever.targets:
             self._watch(name, lever, target, by_module)
+        self._settle(name, _combined(lever, by_module))
 
     def _watch(
-        self, name: str, lever: Lever, target: Target, by_module: "dict[str, Outcome]"
+        self, name: str, lever: Lever, target: Target, by_module: dict[str, Outcome]
     ) -> None:
         def patch(module: types.ModuleType) -> None:
             by_module[target.module] = _attempt(target, module)
@@ -117,10 +115,13 @@ class Guard:
         if self.outcomes.get(name) == outcome:
             return
         self.outcomes[name] = outcome
-        # Waiting is what most processes do for most levers: worth a status, not a log line.
-        level = logging.DEBUG if outcome.state == WAITING else logging.INFO
+        # What every process would say about levers that do not concern it is for the status only.
+        level = logging.DEBUG if outcome.state in (WAITING, OFF) else logging.INFO
         LOGGER.log(level, "pdctl plugin: %s %s: %s", name, outcome.state, outcome.why)
-        self.report(self.outcomes)
+        try:
+            self.report(self.outcomes)
+        except Exception as error:  # this may run inside an import of vLLM's
+            LOGGER.warning("pdctl plugin: cannot report the state of the levers: %s", error)
 
 
 def is_patched(owner: object, name: str) -> bool:
@@ -139,17 +140,18 @@ def attribute(owner: object, name: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
-        raise NotApplicable(f"{_name(owner)} has no {name}") from None
+        where = getattr(owner, "__name__", type(owner).__name__)
+        raise NotApplicable(f"{where} has no {name}") from None
 
 
-def mentions(function: Any, name: str) -> bool:
+def mentions(function: object, name: str) -> bool:
     """Tell whether a function's own code uses a name: as attribute, argument, variable or text."""
     code = getattr(function, "__code__", None)
     return isinstance(code, types.CodeType) and _code_mentions(code, name)
 
 
 def _code_mentions(code: types.CodeType, name: str) -> bool:
-    if name in code.co_names or name in code.co_varnames or name in code.co_freevars:
+    if name in (*code.co_names, *code.co_varnames, *code.co_freevars):
         return True
     return any(_constant_mentions(constant, name) for constant in code.co_consts)
 
@@ -157,7 +159,7 @@ def _code_mentions(code: types.CodeType, name: str) -> bool:
 def _constant_mentions(constant: object, name: str) -> bool:
     if isinstance(constant, types.CodeType):  # a nested function
         return _code_mentions(constant, name)
-    if isinstance(constant, tuple):  # names of keyword arguments in a call
+    if isinstance(constant, tuple):  # the names of keyword arguments in a call
         return name in constant
     return constant == name
 
@@ -181,11 +183,7 @@ def _prospect(module: str) -> Outcome:
     return Outcome(NOT_APPLICABLE, f"there is no module {module}")
 
 
-def _combined(lever: Lever, by_module: "Mapping[str, Outcome]") -> Outcome:
+def _combined(lever: Lever, by_module: Mapping[str, Outcome]) -> Outcome:
     state = min((each.state for each in by_module.values()), key=lever.order.index)
     reasons = [each.why for each in by_module.values() if each.state == state]
     return Outcome(state, "; ".join(reasons))
-
-
-def _name(owner: object) -> str:
-    return str(getattr(owner, "__name__", owner))

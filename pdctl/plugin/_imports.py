@@ -1,4 +1,4 @@
-"""Acting at the moment when a module is imported, and not importing it oneself."""
+"""Acting at the moment when a module is imported, without importing it oneself."""
 
 import importlib.abc
 import importlib.machinery
@@ -9,15 +9,13 @@ from typing import Any
 
 Callback = Callable[[types.ModuleType], None]
 
-_waiting: "dict[str, dict[str, Callback]]" = {}
+_waiting: dict[str, dict[str, Callback]] = {}
 
 
 def exists(name: str) -> bool:
     """Tell whether a module could be imported, without importing it or any of its parents."""
-    if name in sys.modules:
-        return True
     try:
-        return _located(name)
+        return name in sys.modules or _is_located(name)
     except Exception:
         return True  # cannot tell; if it is never imported, nothing happens either
 
@@ -35,14 +33,14 @@ def when_imported(name: str, key: str, then: Callback) -> None:
         then(loaded)
 
 
-def _located(name: str) -> bool:
-    search: "Sequence[str] | None" = None
-    dotted = ""
-    for part in name.split("."):
-        dotted = f"{dotted}.{part}" if dotted else part
-        known = sys.modules.get(dotted)
-        if known is not None:  # also covers parents that PathFinder would not see
-            search = list(getattr(known, "__path__", ()))
+def _is_located(name: str) -> bool:
+    search: Sequence[str] | None = None
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        dotted = ".".join(parts[:depth])
+        loaded = sys.modules.get(dotted)
+        if loaded is not None:  # also serves for parents that PathFinder would not find
+            search = list(getattr(loaded, "__path__", ()))
             continue
         spec = importlib.machinery.PathFinder.find_spec(dotted, search)
         if spec is None:
@@ -57,31 +55,27 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self,
         fullname: str,
-        path: "Sequence[str] | None",
-        target: "types.ModuleType | None" = None,
-    ) -> "importlib.machinery.ModuleSpec | None":
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in _waiting:
             return None
-        spec = _found_by_others(self, fullname, path, target)
+        spec = self._found_by_others(fullname, path, target)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _Loader(spec.loader)
         return spec
 
-
-def _found_by_others(
-    this: _Finder,
-    fullname: str,
-    path: "Sequence[str] | None",
-    target: "types.ModuleType | None",
-) -> "importlib.machinery.ModuleSpec | None":
-    for finder in list(sys.meta_path):
-        find_spec = getattr(finder, "find_spec", None)
-        if finder is this or find_spec is None:
-            continue
-        spec: "importlib.machinery.ModuleSpec | None" = find_spec(fullname, path, target)
-        if spec is not None:
-            return spec
-    return None
+    def _found_by_others(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            find_spec = getattr(finder, "find_spec", None)
+            if isinstance(finder, _Finder) or find_spec is None:
+                continue
+            spec: importlib.machinery.ModuleSpec | None = find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
 
 
 class _Loader(importlib.abc.Loader):
@@ -90,14 +84,12 @@ class _Loader(importlib.abc.Loader):
     def __init__(self, real: Any) -> None:
         self._real = real
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> "types.ModuleType | None":
-        spec.loader = self._real
-        module: "types.ModuleType | None" = self._real.create_module(spec)
-        spec.loader = self
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        module: types.ModuleType | None = self._real.create_module(spec)
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        # Nobody who looks at the module afterwards (inspect, pickle, pkgutil) meets this class.
+        # Nobody who looks at the module from now on (inspect, pkgutil, reload) meets this class.
         module.__loader__ = self._real
         if module.__spec__ is not None:
             module.__spec__.loader = self._real

@@ -1,0 +1,177 @@
+"""Small stand-ins for the modules of vLLM and NIXL that the levers touch.
+
+Each has the names, signatures and order of events of the real one (read in the sources of 0.32.0
+and 0.33.0, NIXL 1.5.1), and nothing else. They are written to disk and imported for real, as the
+levers act at the moment of import.
+"""
+
+from pathlib import Path
+
+_CHAT = "vllm/entrypoints/openai/chat_completion/serving.py"
+_COMPLETION = "vllm/entrypoints/openai/completion/serving.py"
+_SCHEDULER = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py"
+
+_CHAT_032 = '''
+import json
+
+class ChatCompletionStreamResponse:
+    model_fields = {"id": 1, "choices": 1, "usage": 1}
+
+class OpenAIServingChat:
+    async def chat_completion_stream_generator(
+        self, request, result_generator, request_id, model_name, conversation, tokenizer,
+        request_metadata, chat_template_kwargs=None, mm_token_counts=None,
+    ):
+        """Yield server-sent events."""
+        try:
+            async for res in result_generator:
+                for output in res.outputs:
+                    choice = {"index": output.index, "delta": {"content": output.text},
+                              "finish_reason": output.finish_reason}
+                    chunk = {"id": request_id, "choices": [choice], "model": model_name}
+                    data = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
+                    yield f"data: {data}\\n\\n"
+            if request.get("include_usage"):
+                yield 'data: {"id":"1","choices":[],"usage":{"total_tokens":3}}\\n\\n'
+        except Exception as e:
+            yield f'data: {{"error":{{"message":"{e}"}}}}\\n\\n'
+        yield "data: [DONE]\\n\\n"
+'''
+
+_COMPLETION_032 = """
+import json
+
+class CompletionStreamResponse:
+    model_fields = {"id": 1, "choices": 1, "usage": 1}
+
+class OpenAIServingCompletion:
+    async def completion_stream_generator(
+        self, request, engine_inputs, result_generator, request_id, created_time, model_name,
+        num_prompts, tokenizer, request_metadata,
+    ):
+        async for prompt_idx, res in result_generator:
+            for output in res.outputs:
+                choice = {"index": prompt_idx, "text": output.text,
+                          "finish_reason": output.finish_reason}
+                yield f"data: {json.dumps({'id': request_id, 'choices': [choice]})}\\n\\n"
+        yield "data: [DONE]\\n\\n"
+
+    def request_output_to_completion_response(self, final):
+        return {"kv_transfer_params": final.kv_transfer_params}
+"""
+
+_CHAT_033 = """
+class ChatCompletionStreamResponse:
+    model_fields = {"id": 1, "choices": 1, "usage": 1, "kv_transfer_params": 1}
+
+class OpenAIServingChat:
+    async def chat_completion_stream_generator(
+        self, request, result_generator, request_id, model_name, conversation, tokenizer,
+        request_metadata, chat_template_kwargs=None, mm_token_counts=None,
+    ):
+        async for chunk in self.chat_completion_stream_generator_raw(request, result_generator):
+            yield f"data: {chunk}\\n\\n"
+        yield "data: [DONE]\\n\\n"
+
+    async def chat_completion_stream_generator_raw(self, request, result_generator):
+        async for res in result_generator:
+            yield dict(choices=[], kv_transfer_params=res.kv_transfer_params)
+"""
+
+_COMPLETION_033 = """
+class CompletionStreamResponse:
+    model_fields = {"id": 1, "choices": 1, "usage": 1, "kv_transfer_params": 1}
+
+class OpenAIServingCompletion:
+    async def completion_stream_generator(
+        self, request, engine_inputs, result_generator, request_id, created_time, model_name,
+        num_prompts, tokenizer, request_metadata,
+    ):
+        async for prompt_idx, res in result_generator:
+            yield f"data: {dict(choices=[], kv_transfer_params=res.kv_transfer_params)}\\n\\n"
+        yield "data: [DONE]\\n\\n"
+"""
+
+_SCHEDULER_032 = """
+import time
+
+class NixlBaseConnectorScheduler:
+    def __init__(self, extra_config):
+        self.kv_recompute_threshold = int(extra_config.get("kv_recompute_threshold", 64))
+        self.decoder_kv_blocks_ttl = extra_config.get("decoder_kv_blocks_ttl", 480)
+        self.greeting = "released after a TTL of %d seconds" % self.decoder_kv_blocks_ttl
+
+class NixlPullConnectorScheduler(NixlBaseConnectorScheduler):
+    def request_finished(self):
+        return time.perf_counter() + self.decoder_kv_blocks_ttl
+"""
+
+_SCHEDULER_OLDER = """
+class NixlBaseConnectorScheduler:
+    def __init__(self, extra_config):
+        self.kv_recompute_threshold = 64
+"""
+
+_NIXL_BINDINGS = """
+class nixlAgentConfig:
+    pthrDelay = 7
+    lthrDelay = 7
+
+class nixlAgent:
+    def __init__(self, name, config):
+        self.name, self.config = name, config
+"""
+
+_NIXL_API = """
+from . import _bindings as nixlBind
+
+class nixl_agent:
+    def __init__(self, agent_name, delay=0):
+        agent_config = nixlBind.nixlAgentConfig()
+        agent_config.pthrDelay = delay
+        agent_config.lthrDelay = 100000
+        self.agent = nixlBind.nixlAgent(agent_name, agent_config)
+"""
+
+_NIXL_META = """
+import importlib, sys
+
+for name in ("_bindings", "_api"):
+    module = importlib.import_module(f"nixl_cu12.{name}")
+    sys.modules[f"nixl.{name}"] = module
+    setattr(sys.modules[__name__], name, module)
+"""
+
+VLLM_032 = {_CHAT: _CHAT_032, _COMPLETION: _COMPLETION_032, _SCHEDULER: _SCHEDULER_032}
+VLLM_033 = {_CHAT: _CHAT_033, _COMPLETION: _COMPLETION_033, _SCHEDULER: _SCHEDULER_032}
+VLLM_OLDER_SCHEDULER = {**VLLM_032, _SCHEDULER: _SCHEDULER_OLDER}
+VLLM_WITHOUT_ANY = {"vllm/__init__.py": ""}
+VLLM_CHANGED = {
+    _CHAT: "class OpenAIServingChat: pass\nclass ChatCompletionStreamResponse: pass\n",
+    _COMPLETION: _COMPLETION_032.replace("result_generator", "outputs"),
+    _SCHEDULER: "raise_if_used = 1\n",
+}
+NIXL_151 = {
+    "nixl/__init__.py": _NIXL_META,
+    "nixl/_api.py": "",
+    "nixl_cu12/__init__.py": "from ._api import nixl_agent\n",
+    "nixl_cu12/_api.py": _NIXL_API,
+    "nixl_cu12/_bindings.py": _NIXL_BINDINGS,
+}
+NIXL_ONE_PACKAGE = {
+    "nixl/__init__.py": "",
+    "nixl/_api.py": _NIXL_API,
+    "nixl/_bindings.py": _NIXL_BINDINGS,
+}
+
+
+def write(root: Path, *trees: dict[str, str]) -> None:
+    """Write modules below ``root``, and the packages that they are in."""
+    for path, source in ((p, s) for tree in trees for p, s in tree.items()):
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source)
+        for parent in file.relative_to(root).parents:
+            package = root / parent / "__init__.py"
+            if parent != Path() and not package.exists():
+                package.write_text("")
