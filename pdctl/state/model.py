@@ -99,7 +99,7 @@ class DeploymentState:
         config_digest: of its content as it was then.
         target: kind of target, such as `local`.
         stop_timeout: seconds a process may take to end.
-        directories, files: made for this deployment; `down` removes them.
+        directories: made for this deployment; `down` removes them, but for the logs.
         proof: None until the two-turn proof succeeded.
     """
 
@@ -114,7 +114,6 @@ class DeploymentState:
     kv: Intervals
     processes: Mapping[str, ProcessRecord] = field(default_factory=dict)
     directories: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
     proof: Proof | None = None
     schema_version: int = SCHEMA_VERSION
 

@@ -32,6 +32,5 @@ STATE = DeploymentState(
     kv=Intervals(480.0, 472.0),
     processes={"prefill-0": PREFILL},
     directories=("/st/demo/tmp",),
-    files=("/st/demo/ttl",),
     proof=Proof(13.0, 99, (ProcessRef(100, 5000, "boot", "/st/demo/prefill-0"),)),
 )

@@ -1,0 +1,163 @@
+"""Looking at the world before planning. Changes nothing."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+
+from pdctl.base.errors import NotFoundError
+from pdctl.base.process import ProcessSpec, RunningProcess
+from pdctl.config.model import Config
+from pdctl.deploy import folders
+from pdctl.deploy.world import World
+from pdctl.engine import choices
+from pdctl.engine.install import InstallStep, pending
+from pdctl.plan.facts import Facts
+from pdctl.render.model import Deployment, RenderedFile
+from pdctl.state.model import DeploymentState
+from pdctl.targets.base import Host
+
+_CHECK_LIMIT_S = 120.0
+_PID = re.compile(r"pid (\d+)\b")
+
+
+def gather(
+    world: World,
+    config: Config,
+    deployment: Deployment,
+    state: DeploymentState | None,
+    *,
+    marks: str,
+) -> Facts:
+    """The facts that `plan.build` needs.
+
+    Args:
+        marks: what the mark of every process of the deployment begins with.
+
+    Raises:
+        NotFoundError: the model or the interpreter that the configuration names is not there.
+    """
+    _require_existing(world, config, deployment)
+    alive = frozenset(_alive(world, state))
+    found = {name: host.find(marks) for name, host in world.hosts.items()}
+    engine_hosts = _engine_hosts(world, deployment)
+    return Facts(
+        missing_directories=tuple(str(each.path) for each in folders.missing(world, deployment)),
+        changed_files=tuple(
+            str(each.path) for each in deployment.files if not _is_as_rendered(world, each)
+        ),
+        pending_install=tuple(_pending_install(engine_hosts, deployment)),
+        damage=_damage(engine_hosts, deployment),
+        model_pending=_is_pending(engine_hosts, deployment.model_step),
+        alive=alive,
+        healthy=frozenset(_healthy(world, state, alive)),
+        leftovers=tuple(leftovers(found, state, alive)),
+        held_ports=dict(_held_ports(world, deployment, alive, found)),
+    )
+
+
+def leftovers(
+    found: Mapping[str, list[RunningProcess]],
+    state: DeploymentState | None,
+    alive: frozenset[str],
+) -> Iterator[RunningProcess]:
+    """Marked processes that belong to no recorded process that lives, by host."""
+    records = state.processes.values() if state else ()
+    ours = {r.ref.mark for r in records if r.name in alive and r.ref is not None}
+    for processes in found.values():
+        yield from (each for each in processes if each.ref.mark not in ours)
+
+
+def _require_existing(world: World, config: Config, deployment: Deployment) -> None:
+    model = config.model.id
+    python = config.engine.python
+    for host in _engine_hosts(world, deployment):
+        if choices.is_path(model) and not host.exists(PurePosixPath(model)):
+            raise NotFoundError(
+                f"there is no model at `{model}`",
+                where=f"{host.name}, key `model.id`",
+                expected="a folder with config.json and weights, or the id of a model on the hub",
+            )
+        if deployment.recipe is None and python and "/" in python:
+            _require_program(host, python)
+
+
+def _require_program(host: Host, python: str) -> None:
+    if not host.exists(PurePosixPath(python)):
+        raise NotFoundError(
+            f"there is no interpreter at `{python}`",
+            where=f"{host.name}, key `engine.python`",
+            expected="the Python of an environment that has vLLM and NIXL",
+        )
+
+
+def _engine_hosts(world: World, deployment: Deployment) -> list[Host]:
+    names = dict.fromkeys(s.host for s in deployment.processes if s.role != "router")
+    return [world.hosts[name] for name in names]
+
+
+def _alive(world: World, state: DeploymentState | None) -> Iterator[str]:
+    for record in state.processes.values() if state else ():
+        host = world.hosts.get(record.host)
+        if host is not None and record.ref is not None and host.alive(record.ref):
+            yield record.name
+
+
+def _healthy(world: World, state: DeploymentState | None, alive: frozenset[str]) -> Iterator[str]:
+    for record in state.processes.values() if state else ():
+        if record.name in alive and world.probe(record.url + record.health_path) is None:
+            yield record.name
+
+
+def _is_as_rendered(world: World, file: RenderedFile) -> bool:
+    return world.hosts[file.host].read_file(file.path) == file.content
+
+
+def _pending_install(hosts: list[Host], deployment: Deployment) -> list[str]:
+    recipe = deployment.recipe
+    if recipe is None:
+        return []
+    todo = {step.id for host in hosts for step in pending(recipe.steps, host.read_file)}
+    return [step.id for step in recipe.steps if step.id in todo]
+
+
+def _damage(hosts: list[Host], deployment: Deployment) -> str:
+    recipe = deployment.recipe
+    if recipe is None or _pending_install(hosts, deployment):
+        return ""
+    for host in hosts:
+        result = host.run(recipe.check, timeout=_CHECK_LIMIT_S)
+        if not result.ok:
+            said = (result.stdout + result.stderr).strip().splitlines()
+            return said[-1] if said else f"its check ended with status {result.exit_status}"
+    return ""
+
+
+def _is_pending(hosts: list[Host], step: InstallStep | None) -> bool:
+    return step is not None and any(pending((step,), host.read_file) for host in hosts)
+
+
+def _held_ports(
+    world: World,
+    deployment: Deployment,
+    alive: frozenset[str],
+    found: Mapping[str, list[RunningProcess]],
+) -> Iterator[tuple[str, str]]:
+    for spec in deployment.processes:
+        ours = {each.ref.pid for each in found[spec.host]}
+        held = find_held(world.hosts[spec.host], spec, ours)
+        if held and spec.name not in alive:
+            yield spec.name, held
+
+
+def find_held(host: Host, spec: ProcessSpec, ours: set[int]) -> str | None:
+    """Who holds a port of this process: `port 8100: pid 12 (python)`; None when both are free.
+
+    Args:
+        ours: pids whose ports do not count, because they are the deployment's own.
+    """
+    for port in (spec.port, spec.side_channel_port):
+        holder = host.port_holder(spec.address, port) if port else None
+        pid = _PID.match(holder) if holder else None
+        if holder and not (pid and int(pid[1]) in ours):
+            return f"port {port} is held by {holder}"
+    return None

@@ -1,0 +1,98 @@
+"""Waiting for processes to answer: with a limit, and never in silence."""
+
+from collections.abc import Callable, Sequence
+
+from pdctl.base.errors import TemporaryError, UnreachableError
+from pdctl.base.events import StepWaiting
+from pdctl.deploy import logs
+from pdctl.deploy.world import World
+from pdctl.state.model import ProcessRecord
+
+_POLL_S = 0.2
+_FIRST_WORD_S = 3.0
+_WORD_EVERY_S = 15.0
+_SHOWN_LINES = 20
+_LINE_LENGTH = 120
+
+
+def wait_healthy(
+    world: World,
+    step: str,
+    records: Sequence[ProcessRecord],
+    *,
+    limit: float,
+    on_healthy: Callable[[ProcessRecord], None],
+) -> None:
+    """Return when all answer; `on_healthy` is called for each as it does.
+
+    A process that ends is noticed at the next look, not at the limit.
+
+    Raises:
+        UnreachableError: one ended; carries the last lines of its log.
+        TemporaryError: the limit passed; the processes are left running.
+    """
+    began = world.monotonic()
+    told = _FIRST_WORD_S - _WORD_EVERY_S
+    seen: dict[str, str] = {}
+    waiting = list(records)
+    while waiting:
+        for record in list(waiting):
+            answer = world.probe(record.url + record.health_path)
+            # Looked at after the probe: an answer may have come from a stranger on the port.
+            _still_there(world, record)
+            if answer is None:
+                waiting.remove(record)
+                on_healthy(record)
+            seen[record.name] = answer or ""
+        elapsed = world.monotonic() - began
+        if not waiting:
+            return
+        if elapsed >= limit:
+            raise _too_late(world, waiting, seen, limit)
+        if elapsed - told >= _WORD_EVERY_S:
+            told = elapsed
+            world.listen(StepWaiting(step, _what_for(world, waiting, seen), elapsed, limit))
+        world.sleep(_POLL_S)
+
+
+def _still_there(world: World, record: ProcessRecord) -> None:
+    host = world.hosts[record.host]
+    if record.ref is not None and host.alive(record.ref):
+        return
+    lines = logs.last_lines(host, record, _SHOWN_LINES)
+    pid = f" (pid {record.ref.pid})" if record.ref else ""
+    raise UnreachableError(
+        f"{record.name}{pid} ended while it was starting",
+        where=f"{host.name}: {record.log}",
+        detail=["its last lines:", *lines] if lines else ["it wrote nothing to its log"],
+        hints=["run `pdctl up` again once the cause is gone; it starts only what is missing"],
+    )
+
+
+def _too_late(
+    world: World, waiting: Sequence[ProcessRecord], seen: dict[str, str], limit: float
+) -> TemporaryError:
+    record = waiting[0]
+    lines = logs.last_lines(world.hosts[record.host], record, _SHOWN_LINES)
+    return TemporaryError(
+        f"{_names(waiting)} did not answer within {limit:g} s",
+        where=f"{record.url}{record.health_path}: {seen.get(record.name) or 'no answer'}",
+        detail=[f"last lines of {record.log}:", *lines] if lines else [],
+        hints=[
+            "it still runs: `pdctl up` waits again, and `target.start_timeout` is the limit",
+        ],
+    )
+
+
+def _what_for(world: World, waiting: Sequence[ProcessRecord], seen: dict[str, str]) -> str:
+    record = waiting[0]
+    lines = logs.last_lines(world.hosts[record.host], record, 1)
+    said = f"its last log line: {lines[0][:_LINE_LENGTH]}" if lines else "its log is still empty"
+    return (
+        f"{_names(waiting)} to answer {record.health_path} "
+        f"({record.name}: {seen.get(record.name)}; {said})"
+    )
+
+
+def _names(records: Sequence[ProcessRecord]) -> str:
+    return " and ".join(record.name for record in records)

@@ -1,0 +1,93 @@
+"""What `up`, `plan` and `down` need when everything runs on this machine."""
+
+from pathlib import Path
+
+from pdctl.base import paths
+from pdctl.base.command import Secret
+from pdctl.base.errors import NotFoundError, UsageError
+from pdctl.base.events import Listener, ignore
+from pdctl.config.model import Config, LocalTarget
+from pdctl.deploy.runner import Wanted
+from pdctl.deploy.world import World
+from pdctl.render.deployment import render
+from pdctl.render.model import Secrets
+from pdctl.render.place import place_of
+from pdctl.render.spots import THIS_MACHINE
+from pdctl.targets.local import LocalHost
+
+
+def this_machine(listen: Listener = ignore) -> World:
+    """The world of a local deployment: one host."""
+    return World({THIS_MACHINE: LocalHost(THIS_MACHINE)}, listen)
+
+
+def marks_of(name: str) -> str:
+    """What the mark of every process of a local deployment begins with."""
+    return f"{paths.deployment_dir(name)}/"
+
+
+def wanted_of(config: Config, file: Path, secrets: Secrets, *, verify: bool = True) -> Wanted:
+    """What `up` is asked for, rendered for this machine."""
+    place = place_of(config)
+    return Wanted(
+        config=config,
+        file=file,
+        marks=marks_of(config.name),
+        rendered=lambda chosen: render(config, place, chosen, secrets),
+        verify=verify,
+    )
+
+
+def read_secrets(config: Config) -> Secrets:
+    """The keys in the files that the configuration names.
+
+    Raises:
+        NotFoundError: a file cannot be read; says which key names it.
+    """
+    return Secrets(
+        engine_key=_key("engine.api_key_file", config.engine.api_key_file, first_line=True),
+        client_keys=_key("router.api_keys_file", config.router.api_keys_file),
+    )
+
+
+def _key(key: str, file: Path | None, *, first_line: bool = False) -> Secret | None:
+    if file is None:
+        return None
+    try:
+        text = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise NotFoundError(f"`{key}` cannot be read: {reason}", where=str(file)) from error
+    if not text:
+        raise NotFoundError(f"`{key}` is empty", where=str(file), expected="a key")
+    return Secret(text.splitlines()[0].strip() if first_line else text)
+
+
+def require_local(config: Config, command: str) -> None:
+    """Refuse a target that this version cannot bring up or down, and say what works.
+
+    Raises:
+        UsageError: always, but for `target.kind: local`.
+    """
+    if isinstance(config.target, LocalTarget):
+        return
+    kind = config.target.kind
+    if kind == "external":
+        raise UsageError(
+            f"`pdctl {command}` has nothing to do: something else runs these engines",
+            where="key `target.kind`",
+            hints=[
+                "`pdctl render --role router --format shell` shows the router's command line",
+                "`pdctl verify` works on engines and a router that run",
+            ],
+        )
+    raise UsageError(
+        f"`pdctl {command}` cannot reach `target.kind: {kind}` yet; this version runs "
+        "deployments on this machine only",
+        where="key `target.kind`",
+        expected="`local`",
+        hints=[
+            "`pdctl render` shows the commands, environment and files for every host",
+            "`pdctl plan` shows the steps",
+        ],
+    )

@@ -1,0 +1,405 @@
+"""`up`: look, plan, apply. What is done is saved after every step, so it can stop anywhere."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from pdctl import __version__
+from pdctl.base import paths
+from pdctl.base.errors import PdctlError, TemporaryError
+from pdctl.base.events import Note, StepDone, StepFailed, StepSkipped, StepStarted
+from pdctl.base.process import ProcessSpec, RunningProcess
+from pdctl.config.model import Config, LocalTarget
+from pdctl.deploy import audit, facts, folders, gates, install, logs, teardown
+from pdctl.deploy.interrupt import Interrupts
+from pdctl.deploy.world import World
+from pdctl.engine import choices
+from pdctl.plan.build import build
+from pdctl.plan.chosen import completed, kept
+from pdctl.plan.facts import Facts
+from pdctl.plan.model import (
+    Action,
+    ChoosePorts,
+    EndLeftovers,
+    Install,
+    MakeDirectories,
+    Plan,
+    Start,
+    Step,
+    Stop,
+    Verify,
+    WaitHealthy,
+    WriteFiles,
+)
+from pdctl.render.model import SHOWN, Chosen, Deployment
+from pdctl.state.model import (
+    DeploymentState,
+    Intervals,
+    ProcessRecord,
+    Proof,
+    merged,
+    record_of,
+)
+from pdctl.state.store import StateStore
+from pdctl.targets.base import Host
+
+_ROUTER_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asks for.
+
+    Attributes:
+        config: without problems (`render.check.load_checked`).
+        file: the file it came from.
+        marks: what the mark of every process of the deployment begins with.
+        rendered: gives the deployment with what a start chose.
+        verify: whether the two-turn proof is part of it.
+    """
+
+    config: Config
+    file: Path
+    marks: str
+    rendered: Callable[[Chosen], Deployment]
+    verify: bool = True
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The world as it is, and what follows from it. Nothing was changed."""
+
+    state: DeploymentState | None
+    facts: Facts
+    chosen: Chosen
+    deployment: Deployment
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What the two-turn proof gives back: the tokens it saw reused, and all it found."""
+
+    reused_tokens: int
+    report: object
+
+
+Prove = Callable[[DeploymentState], Proven]
+"""Runs the proof on started processes. Raises `BadAnswerError` when it fails."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A deployment that runs; `proven` is None when the proof had not to be run."""
+
+    state: DeploymentState
+    changed: bool
+    proven: Proven | None
+
+
+def survey(world: World, wanted: Wanted, store: StateStore) -> Survey:
+    """Look at the world and plan.
+
+    Raises:
+        StateError: the state file cannot be used.
+        NotFoundError: the model or interpreter that is named is not there.
+    """
+    state = store.load()
+    shown = wanted.rendered(SHOWN)
+    chosen = kept(shown.processes, state)
+    deployment = wanted.rendered(chosen)
+    seen = facts.gather(world, wanted.config, deployment, state, marks=wanted.marks)
+    if lost := _lost_ports(shown, seen):
+        # A port that pdctl chose for a process now dead, and that a stranger took meanwhile.
+        chosen = kept(shown.processes, state, not_again=lost)
+        deployment = wanted.rendered(chosen)
+        held = {name: held for name, held in seen.held_ports.items() if name not in lost}
+        seen = replace(seen, held_ports=held)
+    plan = build(wanted.config, deployment, seen, state, verify=wanted.verify)
+    return Survey(state, seen, chosen, deployment, plan)
+
+
+def _lost_ports(shown: Deployment, seen: Facts) -> frozenset[str]:
+    auto = {spec.name for spec in shown.processes if 0 in (spec.port, spec.side_channel_port)}
+    return frozenset(auto & set(seen.held_ports))
+
+
+def up(world: World, wanted: Wanted, store: StateStore, found: Survey, *, prove: Prove) -> Outcome:
+    """Apply the plan of a survey made under the same lock.
+
+    Raises:
+        TemporaryError: a port is taken, no space is left, or a limit passed.
+        UnreachableError: a process ended while it was starting.
+        BadAnswerError: a command of the installation failed, or the proof did.
+        KeyboardInterrupt: after saying what keeps running.
+    """
+    if found.plan.conflicts:
+        raise _ports_taken(found.plan.conflicts)
+    return _Run(world, wanted, store, found, prove).apply()
+
+
+def _ports_taken(conflicts: tuple[str, ...]) -> TemporaryError:
+    return TemporaryError(
+        "a port that is needed is taken; nothing was started",
+        detail=conflicts,
+        hints=[
+            "end what holds it, choose another port in the file, or write 0 and pdctl chooses one"
+        ],
+    )
+
+
+class _Run:
+    """One application of a plan."""
+
+    def __init__(
+        self, world: World, wanted: Wanted, store: StateStore, found: Survey, prove: Prove
+    ) -> None:
+        self._world, self._wanted, self._store, self._found = world, wanted, store, found
+        self._prove = prove
+        self._deployment = found.deployment
+        self._state = _renewed(found.state, wanted, world.now())
+        self._proven: Proven | None = None
+        self._interrupts = Interrupts()
+
+    def apply(self) -> Outcome:
+        """Apply step by step; whatever ends it early, say what runs and how to go on."""
+        plan = self._found.plan
+        with self._interrupts:
+            try:
+                if any(step.action is not None for step in plan.steps):
+                    self._require_space()
+                    self._save(replace(self._state, phase="starting"))
+                for step in plan.steps:
+                    self._apply_step(step)
+                final = replace(self._state, phase="running")
+                if final != self._found.state:
+                    self._save(final)
+            except (PdctlError, KeyboardInterrupt) as stop:
+                self._tell_what_runs(interrupted=isinstance(stop, KeyboardInterrupt))
+                raise
+        return Outcome(self._state, plan.changes, self._proven)
+
+    def _apply_step(self, step: Step) -> None:
+        if step.action is None:
+            self._world.listen(StepSkipped(step.id, step.what, step.why))
+            return
+        began = self._world.monotonic()
+        self._world.listen(StepStarted(step.id, step.what))
+        try:
+            result = self._do(step, step.action)
+        except PdctlError as error:
+            seconds = self._world.monotonic() - began
+            self._world.listen(StepFailed(step.id, step.what, seconds, error.message))
+            raise
+        seconds = self._world.monotonic() - began
+        self._world.listen(StepDone(step.id, step.what, seconds, result))
+
+    def _do(self, step: Step, action: Action) -> str:
+        match action:
+            case EndLeftovers():
+                return self._end_leftovers()
+            case MakeDirectories():
+                return self._make_directories()
+            case Install():
+                return self._install(step, action)
+            case WriteFiles():
+                return self._write_files(action)
+            case ChoosePorts():
+                return self._choose_ports(action)
+            case Stop():
+                return self._stop(action)
+            case Start():
+                return self._start(action)
+            case WaitHealthy():
+                return self._wait_healthy(step, action)
+            case Verify():
+                return self._verify()
+
+    # --- before anything starts ---------------------------------------------------------
+
+    def _require_space(self) -> None:
+        recipe = self._deployment.recipe
+        steps = [step.action for step in self._found.plan.steps]
+        if recipe and any(isinstance(a, Install) and a.step in recipe.steps for a in steps):
+            for host in self._engine_hosts():
+                install.require_space(host, recipe)
+
+    def _end_leftovers(self) -> str:
+        found = self._leftovers()
+        pids = teardown.end_leftovers(self._world, self._wanted.config.name, found)
+        if left := self._leftovers():
+            raise TemporaryError(
+                "what an interrupted run left will not end",
+                detail=[f"pid {each.ref.pid} on {host}" for host, each in left],
+            )
+        return f"ended pid {', '.join(map(str, pids))}" if pids else "they had ended"
+
+    def _leftovers(self) -> list[tuple[str, RunningProcess]]:
+        alive = self._found.facts.alive
+        return [
+            (name, each)
+            for name, host in self._world.hosts.items()
+            for each in facts.leftovers(
+                {name: host.find(self._wanted.marks)}, self._found.state, alive
+            )
+        ]
+
+    def _make_directories(self) -> str:
+        folders.make(self._world, self._deployment)
+        made = [str(each.path) for each in self._deployment.directories]
+        self._save(replace(self._state, directories=merged(self._state.directories, made)))
+        return ""
+
+    def _install(self, step: Step, action: Install) -> str:
+        recipe = self._deployment.recipe
+        of_recipe = recipe is not None and action.step in recipe.steps
+        root = recipe.layout.root if recipe and of_recipe else action.step.marker.parent
+        log = paths.log_dir(self._wanted.config.name) / "install.log"
+        results = [
+            install.apply(self._world, host, step.id, action, root=root, log=log)
+            for host in self._engine_hosts()
+        ]
+        self._audit(f"install {action.step.what} in {root}")
+        return results[0]
+
+    def _write_files(self, action: WriteFiles) -> str:
+        files = [file for file in self._deployment.files if str(file.path) in action.paths]
+        for file in files:
+            self._world.hosts[file.host].write_file(file.path, file.content, mode=file.mode)
+        self._audit(f"write {len(files)} files")
+        return ""
+
+    def _choose_ports(self, action: ChoosePorts) -> str:
+        shown = self._wanted.rendered(SHOWN).processes
+        chosen = completed(
+            self._found.chosen,
+            shown,
+            action.starting,
+            choose_port=lambda spec: self._host(spec).choose_port(spec.address),
+            new_id=lambda spec: f"{self._wanted.config.name}-{spec.name}-{self._world.suffix()}",
+        )
+        self._deployment = self._wanted.rendered(chosen)
+        starting = [s for s in self._deployment.processes if s.name in action.starting]
+        held = [(s, facts.find_held(self._host(s), s, set())) for s in starting]
+        if conflicts := tuple(f"{who}, which {spec.name} needs" for spec, who in held if who):
+            raise _ports_taken(conflicts)
+        state = self._state
+        for spec in starting:
+            state = state.with_process(self._intent(spec, chosen))
+        # Written before anything is started: from here on an interrupted run is recognised.
+        self._save(state)
+        return ", ".join(f"{spec.name} {spec.port}" for spec in starting)
+
+    def _intent(self, spec: ProcessSpec, chosen: Chosen) -> ProcessRecord:
+        log = PurePosixPath(paths.log_dir(self._wanted.config.name)) / spec.log_name
+        record = record_of(spec, log=str(log), engine_id=chosen.engine_ids.get(spec.name))
+        return replace(record, log_offset=logs.size(self._host(spec), log))
+
+    # --- processes ----------------------------------------------------------------------
+
+    def _stop(self, action: Stop) -> str:
+        record = self._state.processes[action.name]
+        timeout = self._state.stop_timeout
+        teardown.end_process(self._world, self._wanted.config.name, record, timeout)
+        self._save(self._state.without_process(action.name))
+        return ""
+
+    def _start(self, action: Start) -> str:
+        spec = next(s for s in self._deployment.processes if s.name == action.name)
+        record = self._state.processes[action.name]
+        with self._interrupts.held():
+            ref = self._host(spec).start(spec, PurePosixPath(record.log))
+            started = replace(record, ref=ref, started_at=self._world.now())
+            self._save(self._state.with_process(started))
+        self._audit(f"start {spec.name} pid={ref.pid} port={spec.port} log={record.log}")
+        return f"pid {ref.pid}"
+
+    def _wait_healthy(self, step: Step, action: WaitHealthy) -> str:
+        records = [self._state.processes[name] for name in action.names]
+        limit = _ROUTER_LIMIT_S if records[0].role == "router" else self._start_limit()
+        gates.wait_healthy(
+            self._world, step.id, records, limit=limit, on_healthy=self._mark_healthy
+        )
+        return ""
+
+    def _mark_healthy(self, record: ProcessRecord) -> None:
+        healthy = replace(record, healthy_at=self._world.now())
+        self._save(self._state.with_process(healthy))
+
+    def _verify(self) -> str:
+        self._proven = self._prove(self._state)
+        tokens = self._proven.reused_tokens
+        proof = Proof(self._world.now(), tokens, self._state.refs())
+        self._save(replace(self._state, proof=proof))
+        return f"{tokens} tokens reused"
+
+    # --- small things -------------------------------------------------------------------
+
+    def _save(self, state: DeploymentState) -> None:
+        self._state = state
+        self._store.save(state)
+
+    def _audit(self, change: str) -> None:
+        audit.note(self._wanted.config.name, change)
+
+    def _host(self, spec: ProcessSpec) -> Host:
+        return self._world.hosts[spec.host]
+
+    def _engine_hosts(self) -> list[Host]:
+        engines = (s for s in self._deployment.processes if s.role != "router")
+        return [self._world.hosts[name] for name in dict.fromkeys(s.host for s in engines)]
+
+    def _start_limit(self) -> float:
+        target = self._wanted.config.target
+        assert isinstance(target, LocalTarget)
+        return target.start_timeout
+
+    def _tell_what_runs(self, *, interrupted: bool) -> None:
+        name = self._wanted.config.name
+        running = [
+            f"{record.name} (pid {record.ref.pid})"
+            for record in self._state.processes.values()
+            if record.ref and self._world.hosts[record.host].alive(record.ref)
+        ]
+        what = "interrupted; " if interrupted else ""
+        runs = f"still running: {', '.join(running)}" if running else "nothing of it runs"
+        self._world.listen(
+            Note(
+                f"{what}{runs}; `pdctl up -f {self._wanted.file}` goes on from here, "
+                f"`pdctl down --name {name}` ends it; logs are in {paths.log_dir(name)}",
+                warning=True,
+            )
+        )
+
+
+def _renewed(state: DeploymentState | None, wanted: Wanted, now: float) -> DeploymentState:
+    """The recorded state with what the configuration says now, or a new one."""
+    config = wanted.config
+    target = config.target
+    fresh = DeploymentState(
+        name=config.name,
+        target=target.kind,
+        phase="running",
+        pdctl_version=__version__,
+        config_file=str(wanted.file.absolute()),
+        config_digest=digest_of(config),
+        created_at=now,
+        stop_timeout=target.stop_timeout if isinstance(target, LocalTarget) else 0.0,
+        kv=Intervals(config.kv.decoder_ttl, choices.router_ttl(config)),
+    )
+    if state is None:
+        return fresh
+    return replace(
+        fresh,
+        created_at=state.created_at,
+        processes=state.processes,
+        directories=state.directories,
+        proof=state.proof,
+        phase=state.phase,
+    )
+
+
+def digest_of(config: Config) -> str:
+    """SHA-256 of what the configuration says, whatever its comments and order."""
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()

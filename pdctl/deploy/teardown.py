@@ -1,0 +1,192 @@
+"""Ending exactly what a deployment started, and proving that nothing of it is left."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from pdctl.base import paths
+from pdctl.base.errors import BadAnswerError
+from pdctl.base.events import Note, StepDone, StepSkipped, StepStarted
+from pdctl.base.process import ProcessRef, RunningProcess
+from pdctl.deploy import audit
+from pdctl.deploy.world import World
+from pdctl.state.model import DeploymentState, ProcessRecord
+from pdctl.state.store import StateStore
+
+_LEFTOVER_LIMIT_S = 10.0
+_KEPT = frozenset({"logs"})
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One process that `down` dealt with; `gone` when it had ended before."""
+
+    name: str
+    pid: int
+    gone: bool
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What `down` did.
+
+    Attributes:
+        ended: processes, in the order they were ended.
+        leftovers: pids of unrecorded processes that were ended.
+        folders: what was removed with all that was in it.
+        logs: where the logs still are.
+    """
+
+    ended: tuple[Ended, ...]
+    leftovers: tuple[int, ...]
+    folders: tuple[str, ...]
+    logs: str
+
+    def as_dict(self) -> dict[str, object]:
+        """The shape of `down --json`."""
+        return {
+            "ended": [{"name": e.name, "pid": e.pid, "gone": e.gone} for e in self.ended],
+            "leftovers": list(self.leftovers),
+            "removed": list(self.folders),
+            "logs": self.logs,
+        }
+
+
+def tear_down(
+    world: World, store: StateStore, state: DeploymentState | None, *, marks: str
+) -> Removed:
+    """End routers, then engines, then what carries the mark; remove sockets and the state.
+
+    Logs and the audit log stay. Interrupted or failed, it can be run again: the state goes last.
+
+    Raises:
+        BadAnswerError: something would not end; says what, and keeps the state.
+    """
+    if state is not None and state.phase != "stopping":
+        state = replace(state, phase="stopping")
+        store.save(state)
+    records = list(state.processes.values()) if state else []
+    timeout = state.stop_timeout if state else _LEFTOVER_LIMIT_S
+    routers = [record for record in records if record.role == "router"]
+    engines = [record for record in records if record.role != "router"]
+    # Routers first, so that no request meets an engine that ends.
+    ended = [*_end(world, store.name, routers, timeout), *_end(world, store.name, engines, timeout)]
+    leftovers = end_leftovers(world, store.name, find_marked(world, marks))
+    _prove(world, records, marks)
+    folders = _remove_folders(world, store, state)
+    store.remove()
+    audit.note(store.name, "down: nothing is left")
+    logs = str(paths.log_dir(store.name))
+    return Removed(tuple(ended), tuple(leftovers), tuple(folders), logs)
+
+
+def find_marked(world: World, marks: str) -> list[tuple[str, RunningProcess]]:
+    """All processes that carry the deployment's mark, with the name of their host."""
+    return [(name, each) for name, host in world.hosts.items() for each in host.find(marks)]
+
+
+def end_leftovers(
+    world: World, name: str, found: Iterable[tuple[str, RunningProcess]]
+) -> list[int]:
+    """End processes that no state speaks of; gives their pids."""
+    ended: list[int] = []
+    for host_name, process in found:
+        host = world.hosts[host_name]
+        if not host.alive(process.ref):
+            continue  # it belonged to one that was ended before it
+        audit.note(name, f"end leftover pid={process.ref.pid} mark={process.ref.mark}")
+        host.stop(process.ref, timeout=_LEFTOVER_LIMIT_S)
+        world.listen(Note(f"ended pid {process.ref.pid}, which an interrupted run left"))
+        ended.append(process.ref.pid)
+    return ended
+
+
+def end_process(world: World, name: str, record: ProcessRecord, timeout: float) -> Ended | None:
+    """End one recorded process and all that belongs to it; None when it was never started.
+
+    Raises:
+        BadAnswerError: something of it will not end.
+    """
+    ref = record.ref
+    if ref is None:
+        return None
+    host = world.hosts[record.host]
+    gone = not host.alive(ref)
+    what = f"end {record.name} (pid {ref.pid})"
+    world.listen(StepStarted(f"stop-{record.name}", what))
+    audit.note(name, f"stop {record.name} pid={ref.pid}{' (gone before)' if gone else ''}")
+    began = world.monotonic()
+    if not host.stop(ref, timeout=timeout):
+        raise _will_not_end([f"{record.name}: pid {ref.pid} or a child of it"], host.name)
+    if gone:
+        world.listen(StepSkipped(f"stop-{record.name}", what, "it was gone already"))
+    else:
+        world.listen(StepDone(f"stop-{record.name}", what, world.monotonic() - began))
+    return Ended(record.name, ref.pid, gone)
+
+
+def _end(world: World, name: str, records: Sequence[ProcessRecord], timeout: float) -> list[Ended]:
+    """Side by side: engines take a while to end, and none waits for another."""
+    if not records:
+        return []
+    with ThreadPoolExecutor(max_workers=len(records)) as pool:
+        results = [pool.submit(end_process, world, name, each, timeout) for each in records]
+    return [ended for result in results if (ended := result.result()) is not None]
+
+
+def _prove(world: World, records: Sequence[ProcessRecord], marks: str) -> None:
+    left = [f"{r.name}: pid {r.ref.pid}" for r in records if r.ref and _lives(world, r, r.ref)]
+    left += [
+        f"pid {each.ref.pid} on {host}: {' '.join(each.argv)[:120]}"
+        for host, each in find_marked(world, marks)
+    ]
+    if left:
+        raise _will_not_end(left, ", ".join(world.hosts))
+    for record in records:
+        _tell_port(world, record)
+
+
+def _lives(world: World, record: ProcessRecord, ref: ProcessRef) -> bool:
+    return world.hosts[record.host].alive(ref)
+
+
+def _tell_port(world: World, record: ProcessRecord) -> None:
+    """Nothing of ours runs any more, so who listens now is a stranger; worth a word."""
+    for port in (record.port, record.side_channel_port):
+        holder = world.hosts[record.host].port_holder(record.address, port) if port else None
+        if holder:
+            world.listen(Note(f"port {port} of {record.name} is in use by {holder}, not by pdctl"))
+
+
+def _will_not_end(left: list[str], where: str) -> BadAnswerError:
+    return BadAnswerError(
+        "something of the deployment still runs",
+        where=where,
+        detail=left,
+        hints=["run `pdctl down` again; the state was kept"],
+    )
+
+
+def _remove_folders(world: World, store: StateStore, state: DeploymentState | None) -> list[str]:
+    """Sockets, control files and the like; never logs, never what lies outside or is shared."""
+    hosts = {id(host): host for host in world.hosts.values()}.values()
+    removed = []
+    for path in _removable(store, state.directories if state else ()):
+        for host in hosts:
+            if host.exists(path):
+                host.remove_tree(path)
+                removed.append(str(path))
+    return removed
+
+
+def _removable(store: StateStore, directories: Iterable[str]) -> list[PurePosixPath]:
+    """A state file can be edited, so a folder in it is not removed just because it says so."""
+    inside = PurePosixPath(store.directory)
+    found = {PurePosixPath(paths.temp_dir(store.name)): None}
+    for path in map(PurePosixPath, directories):
+        if inside in path.parents and ".." not in path.parts:
+            top = inside / path.relative_to(inside).parts[0]
+            if top.name not in _KEPT:
+                found[top] = None
+    return list(found)

@@ -1,0 +1,42 @@
+"""Everything outside that deploying touches, in one value, so that tests can put theirs in."""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pdctl.base.events import Listener, ignore
+from pdctl.deploy.probe import Probe, probe
+from pdctl.targets.base import Host
+
+
+def new_suffix() -> str:
+    """Random and short: what makes an engine id new at every start."""
+    return secrets.token_hex(4)
+
+
+@dataclass(frozen=True)
+class World:
+    """Hosts by their name in a deployment, the clock, and who is told.
+
+    Attributes:
+        hosts: all hosts that the deployment names.
+        listen: gets events.
+        probe: asks a URL for its health.
+        now: wall clock, seconds since the epoch.
+        monotonic, sleep: for limits.
+        suffix: new at every call.
+    """
+
+    hosts: Mapping[str, Host]
+    listen: Listener = ignore
+    probe: Probe = probe
+    now: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    suffix: Callable[[], str] = field(default=new_suffix)
+
+    def close(self) -> None:
+        """Give connections back."""
+        for host in {id(host): host for host in self.hosts.values()}.values():
+            host.close()
