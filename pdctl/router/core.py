@@ -371,9 +371,10 @@ class _Turn:
             return 0
         prompt = match.token_ids(ids)
         best = max(usable, key=lambda handle: match.reusable_tokens(handle.held, prompt))
-        tokens = match.reusable_tokens(best.held, prompt)
+        equal = match.reusable_tokens(best.held, prompt)
+        tokens = match.attachable(equal, best.block_size)
         if tokens < max(1, self.policy.threshold):
-            self.report.reason = "diverged" if tokens < best.held.certain else "below_threshold"
+            self.report.reason = "diverged" if equal < best.held.certain else "below_threshold"
             return 0
         taken: Handle | None = yield Take(best.id)
         if taken is None:
@@ -501,21 +502,18 @@ class _Turn:
     def _count_reuse(self, answer: Answer, tokens: int, handle: Handle) -> None:
         kv = answer.json.get("kv_transfer_params") or {}
         counted = kv.get("remote_prefill_cached_tokens")
+        if counted is not None and counted != tokens:
+            # Prefill's own prefix cache had all but a few, so it pulled nothing (and told decode
+            # to free the blocks).
+            self.report.reason = "prefill_had_it"
+            return
+        self.report.reused_tokens = tokens
+        whole = tokens >= match.attachable(handle.held.certain, handle.block_size)
+        self.report.outcome = "HIT" if whole else "PARTIAL"
+        self.report.reason = "continued" if whole else "edited"
         if counted is None:
             # Engines before 0.31 do not count; what was attached is then the best there is.
-            counted, reason = tokens, "not_counted_by_engine"
-        elif counted == 0:
-            reason = "prefill_had_it"
-        else:
-            reason = ""
-        self.report.reused_tokens = counted
-        if counted:
-            self.report.outcome = "HIT" if tokens >= handle.held.certain else "PARTIAL"
-            self.report.reason = reason or (
-                "continued" if self.report.outcome == "HIT" else "edited"
-            )
-        else:
-            self.report.reason = reason
+            self.report.reason = "not_counted_by_engine"
 
     # Stage 4: decode.
 

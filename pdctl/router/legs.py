@@ -203,7 +203,8 @@ class StreamCleaner:
         return self._hold_end and isinstance(out, dict) and _finished(out)
 
     def _clean(self, event: bytes) -> bytes | dict[str, Any]:
-        data = data_of(event)
+        # Engines name no events; one that has a name is not a chunk.
+        data = data_of(event) if event.startswith(b"data:") else None
         if data is None or data == DONE:
             return event
         try:

@@ -78,6 +78,16 @@ def reusable_tokens(held: Retained, prompt: "array[int]") -> int:
     return max(0, min(equal, held.certain, len(prompt) - 1))
 
 
+def attachable(tokens: int, block_size: int) -> int:
+    """`tokens`, less one where they fill their blocks exactly.
+
+    Prefill answers only how many prompt tokens it did not compute, its own prefix cache included
+    (`remote_prefill_cached_tokens`). Its own cache holds whole blocks. So a count that equals an
+    attached count which is no multiple of a block says for certain that blocks were pulled.
+    """
+    return tokens - 1 if tokens % block_size == 0 else tokens
+
+
 def trim(params: Mapping[str, Any], tokens: int, block_size: int) -> dict[str, Any]:
     """The handle for exactly `tokens` tokens, ready for prefill.
 

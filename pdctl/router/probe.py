@@ -27,6 +27,7 @@ log = logging.getLogger("pdctl.router")
 _HEALTH_LIMIT_S = 3.0
 _REPROBE_S = 60.0
 _SILENT_LOOKS = 5
+_FLAG = "kv_connector_extra_config.bidirectional_kv_xfer"
 
 
 class Watcher:
@@ -156,45 +157,39 @@ class _Prober:
         self._salts = (secrets.token_hex(16), secrets.token_hex(16))
 
     async def probe(self, pair: Pair) -> None:
-        """Set the pair's verdict and the reason for it."""
-        pair.verdict, pair.why = "no_reuse", "probe did not finish"
+        """Set the pair's verdict and the reason for it, when both are known."""
+        moves_kv, why = await self._both_ways(pair)
+        pair.moves_kv = moves_kv
+        pair.verdict, pair.why = ("no_reuse", why) if why else ("ok", "")
+
+    async def _both_ways(self, pair: Pair) -> tuple[bool, str]:
+        """Whether prefill's blocks reach decode, and why decode's do not come back (or "")."""
         block_size = self._shared.fleet.decode[pair.decode].block_size
         ids = await self._ids(pair, (block_size or 16) * 2 + self._policy.threshold)
         if ids is None:
-            pair.why = "prefill does not answer /tokenize"
-            return
+            return False, "prefill does not answer /tokenize"
         first = await self._ask(pair.prefill, ids, 1, FIRST_TURN, self._salts[0])
         kv = _kv(first)
         if kv is None or not kv.get("remote_block_ids"):
-            pair.why = f"prefill offers no blocks to decode{_because(first)}"
-            return
+            return False, f"prefill offers no blocks to decode{_because(first)}"
         second = await self._ask(pair.decode, ids, 2, kv, self._salts[0])
         if isinstance(second, Failure):
-            pair.why = f"decode did not get prefill's blocks{_because(second)}"
-            return
-        pair.moves_kv = True
-        await self._back(pair, ids, second, block_size)
+            return False, f"decode did not get prefill's blocks{_because(second)}"
+        return True, await self._back(pair, ids, _kv(second), block_size)
 
     async def _back(
-        self, pair: Pair, ids: list[int], second: Answer, block_size: int | None
-    ) -> None:
-        handle = _kv(second)
+        self, pair: Pair, ids: list[int], handle: dict[str, Any] | None, block_size: int | None
+    ) -> str:
         if handle is None or not is_handle(handle):
-            pair.why = (
-                "decode returned no handle: kv_connector_extra_config.bidirectional_kv_xfer is "
-                "not true there"
-            )
-            return
+            return f"decode returned no handle: {_FLAG} is not true there"
         if (why := match.unproven(handle)) is not None:
-            pair.why = f"reuse is not proven for this model or layout ({why})"
-            return
+            return f"reuse is not proven for this model or layout ({why})"
         if not block_size or not match.covers(handle, block_size):
-            pair.why = "the block size of decode is not known"
-            return
+            return "the block size of decode is not known"
         held = match.retained(
             ids, [], completion_tokens=0, remote_num_tokens=handle.get("remote_num_tokens")
         )
-        tokens = min(held.certain, len(ids))
+        tokens = match.attachable(held.certain, block_size)
         third = await self._ask(
             pair.prefill,
             [*ids, *ids[:3]],
@@ -203,17 +198,13 @@ class _Prober:
             self._salts[1],
             limit=self._policy.reuse_base,
         )
-        if isinstance(third, Failure) and third.kind == "timeout":
-            pair.why = (
-                "prefill never answers a request with a handle: "
-                "kv_connector_extra_config.bidirectional_kv_xfer is not true there"
-            )
-        elif isinstance(third, Failure):
-            pair.why = f"prefill could not pull decode's blocks{_because(third)}"
-        elif not (_kv(third) or {}).get("remote_prefill_cached_tokens", tokens):
-            pair.why = "prefill pulled nothing of what decode offered"
-        else:
-            pair.verdict, pair.why = "ok", ""
+        if isinstance(third, Failure):
+            if third.kind == "timeout":
+                return f"prefill never answers a request with a handle: {_FLAG} is not true there"
+            return f"prefill could not pull decode's blocks{_because(third)}"
+        if (_kv(third) or {}).get("remote_prefill_cached_tokens", tokens) != tokens:
+            return "prefill pulled nothing of what decode offered"
+        return ""
 
     async def _ids(self, pair: Pair, count: int) -> list[int] | None:
         # Random words make at least a token each, whatever the tokenizer.

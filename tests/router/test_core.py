@@ -212,7 +212,7 @@ def test_what_the_engine_counts_is_what_is_reported() -> None:
     book.expect(Find, [old])
     book.expect(Render, NEXT)
     book.expect(Take, old)
-    book.expect(Prefill, p_answer(NEXT, reused=0))
+    book.expect(Prefill, p_answer(NEXT, reused=8))
     book.expect(Settle)
     book.expect(OpenDecode, Opened(200))
     report = book.expect(Relay, Relayed(a_harvest([1], None), True)).report
@@ -430,6 +430,20 @@ def test_layouts_that_are_not_proven_are_given_back(change: dict[str, object], r
     book.expect(OpenDecode, Opened(200))
     book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9) | change), True))
     assert book.expect(Release).reason == reason
+
+
+def test_full_blocks_are_attached_but_for_one_token_so_that_the_count_proves_a_pull() -> None:
+    book = Playbook()
+    old = a_handle(PROMPT, [7, 8, 9])
+    assert old.held.certain == 8
+    book.expect(Find, [old])
+    book.expect(Render, NEXT)
+    book.expect(Take, old)
+    kv = book.expect(Prefill, p_answer(NEXT, reused=7)).body["kv_transfer_params"]
+    assert kv["remote_num_tokens"] == 7
+    book.expect(Settle)
+    book.expect(OpenDecode, Opened(200))
+    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.outcome == "HIT"
 
 
 def test_limits_grow_with_what_has_to_be_computed() -> None:
