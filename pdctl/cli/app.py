@@ -8,9 +8,13 @@ import typer
 from pdctl.base.errors import PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
+from pdctl.cli.down import down
 from pdctl.cli.init import init
+from pdctl.cli.plan import plan
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
+from pdctl.cli.status import status
+from pdctl.cli.up import up
 from pdctl.cli.verify import verify
 from pdctl.cli.version import version
 
@@ -22,6 +26,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(init)
+app.command()(plan)
+app.command()(up)
+app.command()(status)
+app.command()(down)
 app.command()(router)
 app.command()(schema)
 app.command()(verify)

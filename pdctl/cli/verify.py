@@ -8,6 +8,7 @@ from pdctl.base.exits import ExitCode
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pdctl.config.model import Config
@@ -43,7 +44,7 @@ def verify(
     if json:
         ui.json(report.as_dict() | {"checks": [finding.as_dict() for finding in findings]})
     else:
-        _show(report, findings)
+        show_report(report, findings)
     if not report.ok:
         raise typer.Exit(int(ExitCode.BAD_ANSWER))
 
@@ -97,7 +98,8 @@ async def _run(
     return report, bad
 
 
-def _show(report: "VerifyReport", findings: "list[Finding]") -> None:
+def show_report(report: "VerifyReport", findings: "Sequence[Finding]" = ()) -> None:
+    """Print the proof: the turns as a table, the verdict, and what it stands on."""
     ui.table(
         ["turn", "TTFT", "prompt tokens", "reused", "router says"],
         [*_rows(report), *_cold_row(report), *_chat_row(report)],
@@ -115,7 +117,7 @@ def _show(report: "VerifyReport", findings: "list[Finding]") -> None:
     _show_findings(report, findings)
 
 
-def _show_findings(report: "VerifyReport", findings: "list[Finding]") -> None:
+def _show_findings(report: "VerifyReport", findings: "Sequence[Finding]") -> None:
     for finding in findings:
         if finding.id == "runtime.two_turn":
             continue

@@ -1,0 +1,121 @@
+"""`pdctl down`: end exactly what a deployment started, and prove it."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdctl.cli import options, ui
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pdctl.deploy.teardown import Removed
+    from pdctl.deploy.world import World
+    from pdctl.state.model import DeploymentState
+    from pdctl.state.store import StateStore
+
+
+def down(
+    file: options.File = options.DEFAULT_FILE,
+    name: options.Name = None,
+    yes: options.Yes = False,
+    json: options.Json = False,
+    lock_wait: options.LockWait = 0.0,
+    forget_damaged_state: Annotated[
+        bool,
+        typer.Option(
+            "--forget-damaged-state",
+            help="Keep a state file that cannot be read under another name, and go on without.",
+        ),
+    ] = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """End the processes of a deployment and remove its sockets. Logs stay.
+
+    Ends what `up` recorded, and what carries the deployment's mark, nothing else. Run twice, the
+    second time has nothing to remove. At a terminal it asks first.
+    """
+    from pdctl.deploy import local, teardown
+    from pdctl.state.lock import hold
+    from pdctl.state.store import StateStore
+
+    deployment = options.checked_name(name) if name else _name_in(file)
+    store = StateStore(deployment)
+    marks = local.marks_of(deployment)
+    world = local.this_machine(ui.listener(verbose=verbose))
+    try:
+        if not store.directory.exists() and not teardown.find_marked(world, marks):
+            _show_nothing(deployment, json=json)
+            return
+        with hold(deployment, "pdctl down", wait=lock_wait):
+            state = _load(store, forget=forget_damaged_state)
+            if state is None and not teardown.find_marked(world, marks):
+                _show_nothing(deployment, json=json)
+                return
+            _ask(world, deployment, state, yes=yes, marks=marks)
+            removed = teardown.tear_down(world, store, state, marks=marks)
+    finally:
+        world.close()
+    if json:
+        ui.json({"name": deployment, **removed.as_dict()})
+    else:
+        _show(deployment, removed)
+
+
+def _name_in(file: "Path") -> str:
+    from pdctl.base.problems import ConfigError
+    from pdctl.deploy.local import require_local
+    from pdctl.render.check import load_checked
+
+    try:
+        config = load_checked(file).config
+    except ConfigError as error:
+        hint = "`pdctl down --name NAME` needs no file"
+        raise ConfigError(error.file, error.problems, hints=[*error.hints, hint]) from error
+    require_local(config, "down")
+    return config.name
+
+
+def _load(store: "StateStore", *, forget: bool) -> "DeploymentState | None":
+    from pdctl.state.store import StateError
+
+    try:
+        return store.load()
+    except StateError:
+        if not forget:
+            raise
+        ui.say(f"kept the state file as {store.move_aside()}", "warn")
+        return None
+
+
+def _ask(
+    world: "World", name: str, state: "DeploymentState | None", *, yes: bool, marks: str
+) -> None:
+    """Only where somebody can answer: a script that says `down` has said what it wants."""
+    from pdctl.deploy.teardown import find_marked
+
+    if not sys.stdin.isatty():
+        return
+    running = [
+        f"{record.name} (pid {record.ref.pid})"
+        for record in (state.processes.values() if state else ())
+        if record.ref and world.hosts[record.host].alive(record.ref)
+    ]
+    if not running:
+        running = [f"pid {each.ref.pid}" for _, each in find_marked(world, marks)]
+    if running:
+        ui.confirm(f"End {', '.join(running)} of `{name}`?", yes=yes)
+
+
+def _show_nothing(name: str, *, json: bool) -> None:
+    if json:
+        ui.json({"name": name, "ended": [], "leftovers": [], "removed": [], "logs": None})
+    ui.say(f"nothing to remove: nothing of `{name}` runs", "ok")
+
+
+def _show(name: str, removed: "Removed") -> None:
+    count = sum(not each.gone for each in removed.ended) + len(removed.leftovers)
+    processes = "1 process" if count == 1 else f"{count} processes"
+    ui.say(f"`{name}` is down: {processes} ended, nothing is left", "ok")
+    ui.say(f"logs are in {removed.logs}")

@@ -1,0 +1,92 @@
+"""`pdctl status`: what runs, where, and whether it answers."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from pdctl.base.exits import ExitCode
+from pdctl.cli import options, ui
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pdctl.observe.status import RoleStatus, Status
+
+
+def status(
+    file: options.File = options.DEFAULT_FILE,
+    name: options.Name = None,
+    json: options.Json = False,
+) -> None:
+    """Show the processes of a deployment, their health, versions and TTLs.
+
+    Exit status 0: everything answers. 1: something does not, or nothing was started.
+    """
+    found = _read(file, name)
+    if json:
+        ui.json(found.as_dict())
+    else:
+        _show(found)
+    if not found.healthy:
+        raise typer.Exit(int(ExitCode.BAD_ANSWER))
+
+
+def _read(file: "Path", name: str | None) -> "Status":
+    import asyncio
+
+    from pdctl.deploy import local
+    from pdctl.observe.status import Status, read_status
+    from pdctl.render.check import load_checked
+    from pdctl.state.store import StateStore
+
+    if name:
+        deployment, kind = options.checked_name(name), "local"
+    else:
+        config = load_checked(file).config
+        deployment, kind = config.name, config.target.kind
+    state = StateStore(deployment).load()
+    if state is None:
+        return Status(deployment, kind, (), None, None)
+    world = local.this_machine()
+    try:
+        return asyncio.run(read_status(world.hosts, state))
+    finally:
+        world.close()
+
+
+def _show(found: "Status") -> None:
+    from pdctl.base.durations import format_duration
+    from pdctl.state.lock import read_holder
+
+    if not found.roles:
+        ui.say(f"nothing of `{found.name}` was started; `pdctl up` starts it")
+    else:
+        ui.table(
+            ["process", "host", "pid", "port", "health", "version", "age", "engine id"],
+            [_row(role) for role in found.roles],
+        )
+    if found.decoder_ttl is not None and found.router_ttl is not None:
+        ui.say(
+            f"decode keeps blocks {format_duration(found.decoder_ttl)}, "
+            f"the router offers them {format_duration(found.router_ttl)}"
+        )
+    for role in found.roles:
+        if not role.healthy:
+            ui.say(f"{ui.mark('bad')} {role.name}: {role.problem}", "bad")
+    if holder := read_holder(found.name):
+        ui.say(f"{holder} works on it", "warn")
+    elif found.phase in ("starting", "stopping"):
+        again = "up" if found.phase == "starting" else "down"
+        ui.say(f"the last `pdctl {again}` did not end; run it again", "warn")
+    if found.reused_tokens is not None:
+        ui.say(f"proven for these processes: {found.reused_tokens} tokens reused in turn 2")
+
+
+def _row(role: "RoleStatus") -> list[object]:
+    from pdctl.base.durations import format_duration
+
+    age = None if role.age_s is None else format_duration(role.age_s)
+    health = f"{ui.mark('ok')} ok" if role.healthy else f"{ui.mark('bad')} no"
+    return [
+        role.name, role.host, role.pid, role.port, health, role.version, age, role.engine_id,
+    ]  # fmt: skip

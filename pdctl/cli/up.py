@@ -1,0 +1,134 @@
+"""`pdctl up`: from a configuration to a pair that provably reuses KV."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdctl.cli import options, ui
+
+if TYPE_CHECKING:
+    from pdctl.config.model import Config
+    from pdctl.deploy.runner import Outcome
+    from pdctl.plan.model import Plan
+
+
+def up(
+    file: options.File = options.DEFAULT_FILE,
+    yes: options.Yes = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="End with the two-turn proof.")
+    ] = True,
+    lock_wait: options.LockWait = 0.0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Install, start, wait until healthy, and prove that turn 2 reuses turn 1's KV.
+
+    Run it again after an interruption or a failure: it goes on where it stopped. What runs as
+    configured is left alone.
+    """
+    from pdctl.cli.plan import show_plan
+    from pdctl.deploy import local, proof, runner
+    from pdctl.render.check import load_checked
+    from pdctl.state.lock import hold
+    from pdctl.state.store import StateStore
+
+    config = load_checked(file).config
+    local.require_local(config, "up")
+    secrets = local.read_secrets(config)
+    wanted = local.wanted_of(config, file, secrets, verify=verify)
+    store = StateStore(config.name)
+    world = local.this_machine(ui.listener(verbose=verbose))
+    try:
+        if dry_run:
+            show_plan(runner.survey(world, wanted, store).plan, json=json)
+            return
+        with hold(config.name, "pdctl up", wait=lock_wait):
+            found = runner.survey(world, wanted, store)
+            _ask(found.plan, yes=yes)
+            prove = proof.two_turns(config, secrets, world.listen)
+            outcome = runner.up(world, wanted, store, found, prove=prove)
+    finally:
+        world.close()
+    if json:
+        ui.json(_as_dict(config, outcome))
+    else:
+        _show(config, file, outcome)
+
+
+def _ask(plan: "Plan", *, yes: bool) -> None:
+    for notice in plan.notices:
+        ui.say(notice, "dim")
+    for reason in plan.consent:
+        ui.say(reason, "warn")
+    if plan.consent:
+        ui.confirm(f"Go on with `{plan.name}`?", yes=yes)
+
+
+def _as_dict(config: "Config", outcome: "Outcome") -> dict[str, object]:
+    from pdctl.observe.proof import VerifyReport
+
+    report = outcome.proven.report if outcome.proven else None
+    return {
+        "name": config.name,
+        "changed": outcome.changed,
+        "url": _url(outcome),
+        "processes": [
+            {
+                "name": record.name,
+                "pid": record.ref.pid if record.ref else None,
+                "port": record.port,
+                "engine_id": record.engine_id,
+                "log": record.log,
+            }
+            for record in outcome.state.processes.values()
+        ],
+        "verify": report.as_dict() if isinstance(report, VerifyReport) else None,
+    }
+
+
+def _show(config: "Config", file: object, outcome: "Outcome") -> None:
+    from pdctl.cli.verify import show_report
+    from pdctl.observe.proof import VerifyReport
+
+    if outcome.proven and isinstance(outcome.proven.report, VerifyReport):
+        show_report(outcome.proven.report)
+        ui.data("")
+    if not outcome.changed and outcome.proven is None:
+        ui.say(f"nothing to do, because everything of `{config.name}` runs as configured", "ok")
+    else:
+        ui.say(f"`{config.name}` is up at {_url(outcome)}", "ok")
+    ui.data("Useful commands:")
+    for line in _useful(config, str(file), outcome):
+        ui.data(f"  {line}")
+
+
+def _useful(config: "Config", file: str, outcome: "Outcome") -> list[str]:
+    import json
+    import shlex
+
+    from pdctl.base import paths
+    from pdctl.engine import choices
+
+    body = {
+        "model": choices.served_name(config),
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 32,
+    }
+    keys = config.router.api_keys_file
+    key = f' -H "authorization: Bearer $(head -n 1 {shlex.quote(str(keys))})"' if keys else ""
+    with_file = "" if file == str(options.DEFAULT_FILE) else f" -f {shlex.quote(file)}"
+    return [
+        f"curl {_url(outcome)}/v1/chat/completions -H 'content-type: application/json'{key} "
+        f"-d {shlex.quote(json.dumps(body))}",
+        f"pdctl status{with_file}",
+        f"pdctl verify{with_file}",
+        f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log",
+        f"pdctl down{with_file}",
+    ]
+
+
+def _url(outcome: "Outcome") -> str:
+    routers = [r for r in outcome.state.processes.values() if r.role == "router"]
+    return routers[0].url if routers else ""

@@ -1,0 +1,153 @@
+"""What runs of a deployment: recorded state, compared with the processes and their answers."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from pdctl.base.errors import PdctlError
+from pdctl.base.explain import STATE_PATH
+from pdctl.base.process import RoleName
+from pdctl.observe.http import ask, ask_json
+from pdctl.state.model import DeploymentState, Phase, ProcessRecord
+from pdctl.targets.base import Host
+
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class RoleStatus:
+    """One process now.
+
+    Attributes:
+        pid: None when the recorded process is gone.
+        healthy: it runs, and it answers.
+        problem: why it is not healthy; empty when it is.
+        version: vLLM's, or pdctl's for the router; None when it does not say.
+        age_s: seconds since it was started; None when it is gone.
+    """
+
+    role: RoleName
+    index: int
+    host: str
+    pid: int | None
+    port: int
+    healthy: bool
+    version: str | None
+    engine_id: str | None
+    problem: str = ""
+    age_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """`prefill-0`."""
+        return f"{self.role}-{self.index}"
+
+    def as_dict(self) -> dict[str, object]:
+        """The shape in `status --json`."""
+        return {
+            "role": self.role,
+            "index": self.index,
+            "host": self.host,
+            "pid": self.pid,
+            "port": self.port,
+            "healthy": self.healthy,
+            "version": self.version,
+            "engine_id": self.engine_id,
+        }
+
+
+@dataclass(frozen=True)
+class Status:
+    """A deployment now; without roles when nothing was started.
+
+    Attributes:
+        phase: where `up` or `down` is; None when there is no state.
+        proven_at, reused_tokens: the last proof that succeeded, if it was about what runs now.
+    """
+
+    name: str
+    target: str
+    roles: tuple[RoleStatus, ...]
+    decoder_ttl: float | None
+    router_ttl: float | None
+    phase: Phase | None = None
+    proven_at: float | None = None
+    reused_tokens: int | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether something was started and all of it answers."""
+        return bool(self.roles) and all(role.healthy for role in self.roles)
+
+    def as_dict(self) -> dict[str, object]:
+        """The shape of `status --json`."""
+        return {
+            "name": self.name,
+            "target": self.target,
+            "roles": [role.as_dict() for role in self.roles],
+            "kv": {"decoder_ttl": self.decoder_ttl, "router_ttl": self.router_ttl},
+        }
+
+
+async def read_status(hosts: Mapping[str, Host], state: DeploymentState) -> Status:
+    """Ask hosts and servers, all at the same time; what does not answer has its `problem` set."""
+    order = {"prefill": 0, "decode": 1, "router": 2}
+    records = sorted(state.processes.values(), key=lambda r: (order[r.role], r.index))
+    async with aiohttp.ClientSession() as session:
+        roles = await asyncio.gather(*(_read_role(session, hosts, each) for each in records))
+    proof = state.proof if state.proof and state.proof.processes == state.refs() else None
+    return Status(
+        name=state.name,
+        target=state.target,
+        roles=tuple(roles),
+        decoder_ttl=state.kv.decoder_ttl,
+        router_ttl=state.kv.router_ttl,
+        phase=state.phase,
+        proven_at=proof.at if proof else None,
+        reused_tokens=proof.reused_tokens if proof else None,
+    )
+
+
+async def _read_role(
+    session: aiohttp.ClientSession, hosts: Mapping[str, Host], record: ProcessRecord
+) -> RoleStatus:
+    alive = record.ref is not None and hosts[record.host].alive(record.ref)
+    problem = await _problem(session, record) if alive else _why_gone(record)
+    return RoleStatus(
+        role=record.role,
+        index=record.index,
+        host=record.host,
+        pid=record.ref.pid if record.ref and alive else None,
+        port=record.port,
+        healthy=not problem,
+        version=None if problem else await _version(session, record),
+        engine_id=record.engine_id,
+        problem=problem,
+        age_s=time.time() - record.started_at if alive and record.started_at else None,
+    )
+
+
+def _why_gone(record: ProcessRecord) -> str:
+    return f"pid {record.ref.pid} is gone" if record.ref else "not started"
+
+
+async def _problem(session: aiohttp.ClientSession, record: ProcessRecord) -> str:
+    try:
+        await ask(session, record.url + record.health_path, timeout=_TIMEOUT_S)
+    except PdctlError as error:
+        return error.message
+    return ""
+
+
+async def _version(session: aiohttp.ClientSession, record: ProcessRecord) -> str | None:
+    """The router passes `/version` on to decode; its own is in its state."""
+    path = STATE_PATH if record.role == "router" else "/version"
+    try:
+        answer = await ask_json(session, record.url + path, timeout=_TIMEOUT_S)
+    except PdctlError:
+        return None
+    version = answer.get("version")
+    return version if isinstance(version, str) else None
