@@ -328,14 +328,10 @@ async def serving(router: Router) -> AsyncIterator[str]:
         access_log=None,
         # Without it a handler that waits on a silent engine never hears that its client left.
         handler_cancellation=True,
-    )
-    await runner.setup()
-    site = web.TCPSite(
-        runner,
-        router.settings.host,
-        router.settings.port,
         shutdown_timeout=router.settings.limits.drain,
     )
+    await runner.setup()
+    site = web.TCPSite(runner, router.settings.host, router.settings.port)
     try:
         await site.start()
         host, port = runner.addresses[0][:2]
