@@ -28,11 +28,18 @@ def router(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="A limit as name=value, see docs/router.md.")
     ] = None,
+    store: Annotated[str, typer.Option(help="Where handles are kept.")] = "memory",
+    api_keys: Annotated[
+        Path | None, typer.Option("--api-keys", help="File with the clients' API keys.")
+    ] = None,
     engine_key_file: Annotated[
         Path | None, typer.Option(help="File with the engines' API key.")
     ] = None,
     request_log: Annotated[
         Path | None, typer.Option(help="Append one JSON line a request to this file.")
+    ] = None,
+    deployment: Annotated[
+        str | None, typer.Option(help="Name of the deployment, for its log lines.")
     ] = None,
 ) -> None:
     """Run the multi-turn router until SIGTERM."""
@@ -42,13 +49,19 @@ def router(
 
     from pdctl.base.durations import parse_duration
     from pdctl.router import server
+    from pdctl.router.keys import parse_keys
     from pdctl.router.settings import RouterSettings
 
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
-        format="%(asctime)s [%(levelname)s] %(name)s: %(message)s",
+        format="%(asctime)s [%(levelname)s] "
+        f"{deployment + ' ' if deployment else ''}%(name)s: %(message)s",
     )
+    if store != "memory":
+        raise UsageError(
+            f"`{store}` is not a store that this version has", where="--store", expected="memory"
+        )
     try:
         seconds = parse_duration(ttl)
     except ValueError as error:
@@ -65,18 +78,16 @@ def router(
         request_log=request_log,
         limits=_limits(limit or []),
     )
-    asyncio.run(server.run(settings, key=_key(engine_key_file)))
+    engine_key = _read(engine_key_file) if engine_key_file else None
+    keys = parse_keys(_read(api_keys), str(api_keys)) if api_keys else None
+    asyncio.run(server.run(settings, key=engine_key, api_keys=keys))
 
 
-def _key(file: Path | None) -> str | None:
-    if file is None:
-        return None
+def _read(file: Path) -> str:
     try:
         return file.read_text().strip()
-    except OSError as error:
-        raise NotFoundError(
-            f"cannot read the engines' key: {error.strerror}", where=str(file)
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFoundError(f"cannot read a file of keys: {error}", where=str(file)) from error
 
 
 def _urls(given: list[str]) -> tuple[str, ...]:

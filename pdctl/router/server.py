@@ -21,6 +21,7 @@ from pdctl.router.driver import Background, Driver, Shared, release
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
+from pdctl.router.keys import ApiKeys
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.probe import Watcher
 from pdctl.router.requestlog import RequestLog
@@ -45,13 +46,21 @@ PASSED = (
 _TO_ENGINE = ("authorization", "accept", "x-request-id", "traceparent", "tracestate", "user-agent")
 _TO_CLIENT = ("content-type", "x-request-id", "retry-after", "cache-control")
 _LONGEST_ID = 256
+_TENANT = web.RequestKey("tenant", str)
+# What load balancers and scrapers ask without a key, as they do of the engines.
+_OPEN_PATHS = ("/health", "/ready", "/metrics")
 
 
 class Router:
     """One router process: its state, its watcher and its request handlers."""
 
     def __init__(
-        self, settings: RouterSettings, *, store: HandleStore | None = None, key: str | None = None
+        self,
+        settings: RouterSettings,
+        *,
+        store: HandleStore | None = None,
+        key: str | None = None,
+        api_keys: ApiKeys | None = None,
     ) -> None:
         limits = settings.limits
         self.settings = settings
@@ -73,6 +82,7 @@ class Router:
         )
         self.watcher = Watcher(self.shared, self.policy)
         self.draining = False
+        self._api_keys = api_keys
         self._log = RequestLog(settings.request_log)
 
     def app(self) -> web.Application:
@@ -108,7 +118,7 @@ class Router:
         turn = TurnRequest(
             endpoint=endpoint,
             body=body,
-            tenant="",
+            tenant=request.get(_TENANT, ""),
             conversation=conversation_of(body, request.headers),
             request_id=request_id[:_LONGEST_ID],
         )
@@ -116,7 +126,7 @@ class Router:
             self.shared,
             request,
             turn.request_id,
-            _engine_headers(request.headers),
+            self._engine_headers(request.headers),
             explain=request.headers.get("x-pdctl-explain") == "1",
         )
         arrived = time.time()
@@ -167,7 +177,7 @@ class Router:
         decode = self.shared.fleet.choose_decode()
         if decode is None:
             return _error(503, "No decode engine is healthy", "engine_unavailable")
-        headers = self.shared.engines.headers(_engine_headers(request.headers))
+        headers = self.shared.engines.headers(self._engine_headers(request.headers))
         if content_type := request.headers.get("Content-Type"):
             headers["Content-Type"] = content_type
         try:
@@ -194,12 +204,20 @@ class Router:
         )
 
     async def _forget(self, request: web.Request) -> web.Response:
-        taken = await self.shared.store.take_conversation("", request.match_info["id"])
+        tenant = request.get(_TENANT, "")
+        taken = await self.shared.store.take_conversation(tenant, request.match_info["id"])
         prefill = self.shared.fleet.choose_prefill() or ""
         for handle in taken:
             action = Release(prefill, handle.decode, handle.scope.model, handle.params, "deleted")
             self.shared.background.run(release(self.shared, action, {}))
         return web.json_response({"released": len(taken)})
+
+    def _engine_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """What of a client's headers an engine may see; not a key that is meant for us."""
+        names = [name for name in _TO_ENGINE if name in headers]
+        if self._api_keys is not None:
+            names = [name for name in names if name != "authorization"]
+        return {name: headers[name] for name in names}
 
     async def state(self) -> dict[str, Any]:
         """What `/pdctl/v1/state` and `/ready` say."""
@@ -247,6 +265,12 @@ class Router:
         metrics = self.shared.metrics
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "other"
+        if self._api_keys is not None and path not in _OPEN_PATHS:
+            tenant = self._api_keys.tenant_of(request.headers.get("Authorization"))
+            if tenant is None:
+                metrics.count_request(path, 401)
+                return _error(401, "A valid API key is needed", "unauthorized")
+            request[_TENANT] = tenant
         try:
             with metrics.in_flight.track_inprogress():
                 response = await handler(request)
@@ -282,10 +306,6 @@ def conversation_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str 
         if isinstance(value, str) and value and len(value) <= _LONGEST_ID:
             return value
     return None
-
-
-def _engine_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: headers[name] for name in _TO_ENGINE if name in headers}
 
 
 def _json_object(raw: bytes) -> dict[str, Any] | None:
@@ -340,13 +360,15 @@ async def serving(router: Router) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def run(settings: RouterSettings, *, key: str | None = None) -> None:
+async def run(
+    settings: RouterSettings, *, key: str | None = None, api_keys: ApiKeys | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests finish."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    router = Router(settings, key=key)
+    router = Router(settings, key=key, api_keys=api_keys)
     async with serving(router) as url:
         log.info("pdctl router %s listens on %s", __version__, url)
         await stop.wait()

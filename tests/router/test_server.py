@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from pdctl.config.model import RouterLimits
+from pdctl.router.keys import ApiKeys, parse_keys
 from pdctl.router.server import Router, serving
 from pdctl.router.settings import RouterSettings
 from tests.router.fake import FakeEngine, error, running
@@ -48,7 +49,11 @@ class World:
 
 @asynccontextmanager
 async def world(
-    *, limits: dict[str, Any] | None = None, p: FakeEngine | None = None, **settings: Any
+    *,
+    limits: dict[str, Any] | None = None,
+    p: FakeEngine | None = None,
+    api_keys: ApiKeys | None = None,
+    **settings: Any,
 ) -> AsyncIterator[World]:
     d = FakeEngine("decode")
     p = p or FakeEngine("prefill")
@@ -62,7 +67,8 @@ async def world(
                 threshold=2,
                 limits=RouterLimits(**({"drain": 1.0} | (limits or {}))),
                 **settings,
-            )
+            ),
+            api_keys=api_keys,
         )
         async with serving(router) as url:
             await router.watcher.look()
@@ -364,6 +370,32 @@ async def test_the_request_log_has_one_line_a_request_and_no_contents(tmp_path: 
     ]
     assert lines[0]["prompt_tokens"] == 12
     assert "one two" not in path.read_text()
+
+
+async def test_api_keys_bind_conversations_to_tenants_and_stay_with_the_router() -> None:
+    seen: list[str | None] = []
+
+    def spy(request: web.Request, body: dict[str, Any]) -> None:
+        seen.append(request.headers.get("Authorization"))
+
+    async with world(api_keys=parse_keys("alice:k1\nbob: k2 # old\n", "keys")) as w:
+        w.p.fault = spy
+        w.http.headers["Authorization"] = "Bearer k1"
+        _, first, _ = await w.ask([user(LONG)])
+        history = [user(LONG), answered(first), user("more")]
+        w.http.headers["Authorization"] = "Bearer k2"
+        _, _, told = await w.ask(history)
+        assert told["outcome"] == "MISS"
+        w.http.headers["Authorization"] = "Bearer k1"
+        _, _, told = await w.ask(history)
+        assert told["outcome"] == "HIT"
+        assert set(seen) == {None}
+        for wrong in ("Bearer k3", "k1", "Basic k1", "Bearer "):
+            w.http.headers["Authorization"] = wrong
+            status, answer, _ = await w.ask(history)
+            assert (status, answer["error"]["code"]) == (401, 401)
+        async with w.http.get(f"{w.url}/health") as answer:
+            assert answer.status == 200
 
 
 async def test_a_running_answer_survives_the_stop_of_the_router() -> None:
