@@ -62,7 +62,7 @@ def _show(found: "Status") -> None:
         ui.say(f"nothing of `{found.name}` was started; `pdctl up` starts it")
     else:
         ui.table(
-            ["process", "host", "pid", "port", "health", "version", "age", "engine id"],
+            ["process", "host", "pid", "port", "health", "version", "age"],
             [_row(role) for role in found.roles],
         )
     if found.decoder_ttl is not None and found.router_ttl is not None:
@@ -87,6 +87,4 @@ def _row(role: "RoleStatus") -> list[object]:
 
     age = None if role.age_s is None else format_duration(role.age_s)
     health = f"{ui.mark('ok')} ok" if role.healthy else f"{ui.mark('bad')} no"
-    return [
-        role.name, role.host, role.pid, role.port, health, role.version, age, role.engine_id,
-    ]  # fmt: skip
+    return [role.name, role.host, role.pid, role.port, health, role.version, age]

@@ -2,27 +2,44 @@
 
 import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from pdctl.base.command import command
 from pdctl.base.errors import PermissionDeniedError
 from pdctl.deploy.world import World
 from pdctl.render.model import Deployment, RenderedDir
-from pdctl.targets.base import Host
+from pdctl.targets.base import Host, Result
 
 _LIMIT_S = 20.0
 
 
+@dataclass(frozen=True)
+class _Found:
+    """What is at a path; of a link, the link itself."""
+
+    owner: int
+    mode: int
+
+    def is_mine(self, user: int) -> bool:
+        return stat.S_ISDIR(self.mode) and self.owner == user
+
+    def is_good(self, folder: RenderedDir, user: int) -> bool:
+        if not folder.private:
+            return stat.S_ISDIR(self.mode)
+        return self.is_mine(user) and not self.mode & 0o077
+
+
 def missing(world: World, deployment: Deployment) -> list[RenderedDir]:
     """Folders that are not there, or not as they must be."""
-    found: list[RenderedDir] = []
+    bad: list[RenderedDir] = []
     for name, folders in _by_host(deployment):
-        good = _good(world.hosts[name], folders)
-        found += [each for each in folders if str(each.path) not in good]
-    return found
+        host = world.hosts[name]
+        bad += _bad(folders, _look(host, folders), _user(host))
+    return bad
 
 
 def make(world: World, deployment: Deployment) -> None:
-    """Make what is missing.
+    """Make what is missing, and close what is this user's but open to others.
 
     Raises:
         PermissionDeniedError: a folder is a link, or belongs to another user. A name in a shared
@@ -30,52 +47,53 @@ def make(world: World, deployment: Deployment) -> None:
     """
     for name, folders in _by_host(deployment):
         host = world.hosts[name]
-        good = _good(host, folders)
-        for each in (folder for folder in folders if str(folder.path) not in good):
-            _make(host, each)
+        user = _user(host)
+        wanted = _bad(folders, _look(host, folders), user)
+        for mode in ("700", "755"):
+            paths = [str(each.path) for each in wanted if each.private == (mode == "700")]
+            if paths:
+                _require(host.run(command("mkdir", "-p", "-m", mode, *paths), timeout=_LIMIT_S))
+        found = _look(host, wanted)
+        # Whose it is comes first: `chmod` follows a link.
+        open_ = [p for p, each in found.items() if each.is_mine(user) and each.mode & 0o077]
+        private = [str(each.path) for each in wanted if each.private and str(each.path) in open_]
+        if private:
+            _require(host.run(command("chmod", "700", *private), timeout=_LIMIT_S))
+            found = _look(host, wanted)
+        if bad := _bad(wanted, found, user):
+            raise _not_private(host, bad[0])
 
 
-def _make(host: Host, folder: RenderedDir) -> None:
-    path = str(folder.path)
-    mode = "700" if folder.private else "755"
-    result = host.run(command("mkdir", "-p", "-m", mode, path), timeout=_LIMIT_S)
+def _require(result: Result) -> None:
     if not result.ok:
-        raise PermissionDeniedError(
-            f"`{path}` cannot be made: {result.stderr.strip()}", where=host.name
-        )
-    # A folder of ours that was open is closed; whose it is comes first, and `stat` follows no link.
-    if folder.private and _is_mine(host, path):
-        host.run(command("chmod", "700", path), timeout=_LIMIT_S)
-    if path not in _good(host, [folder]):
-        raise PermissionDeniedError(
-            f"`{path}` is not a private folder of this user",
-            where=host.name,
-            expected="a folder, not a link, owned by this user, with mode 0700",
-            hints=[f"see what it is with `ls -ld {path}`, and remove it"],
-        )
+        raise PermissionDeniedError(f"a folder cannot be made: {result.stderr.strip()}")
 
 
-def _good(host: Host, folders: Sequence[RenderedDir]) -> set[str]:
-    user = _user(host)
-    return {
-        str(each.path)
+def _not_private(host: Host, folder: RenderedDir) -> PermissionDeniedError:
+    return PermissionDeniedError(
+        f"`{folder.path}` is not a private folder of this user",
+        where=host.name,
+        expected="a folder, not a link, owned by this user, with mode 0700",
+        hints=[f"see what it is with `ls -ld {folder.path}`, and remove it"],
+    )
+
+
+def _bad(folders: Sequence[RenderedDir], found: dict[str, _Found], user: int) -> list[RenderedDir]:
+    return [
+        each
         for each in folders
-        if (found := _stat(host, str(each.path))) is not None
-        and stat.S_ISDIR(found[1])
-        and (not each.private or (found[0] == user and not found[1] & 0o077))
-    }
+        if str(each.path) not in found or not found[str(each.path)].is_good(each, user)
+    ]
 
 
-def _is_mine(host: Host, path: str) -> bool:
-    found = _stat(host, path)
-    return found is not None and found[0] == _user(host) and stat.S_ISDIR(found[1])
-
-
-def _stat(host: Host, path: str) -> tuple[int, int] | None:
-    """Owner and mode bits, of a link itself; None when there is nothing."""
-    result = host.run(command("stat", "-c", "%u %f", path), timeout=_LIMIT_S)
-    owner, _, mode = result.stdout.strip().partition(" ")
-    return (int(owner), int(mode, 16)) if result.ok and mode else None
+def _look(host: Host, folders: Sequence[RenderedDir]) -> dict[str, _Found]:
+    paths = [str(each.path) for each in folders]
+    if not paths:
+        return {}
+    # Its exit status only says that one is missing; the lines say what there is.
+    lines = host.run(command("stat", "-c", "%u %f %n", *paths), timeout=_LIMIT_S).stdout
+    fields = [line.split(" ", 2) for line in lines.splitlines()]
+    return {path: _Found(int(owner), int(mode, 16)) for owner, mode, path in fields}
 
 
 def _user(host: Host) -> int:

@@ -313,7 +313,7 @@ class _Run:
             started = replace(record, ref=ref, started_at=self._world.now())
             self._save(self._state.with_process(started))
         self._audit(f"start {spec.name} pid={ref.pid} port={spec.port} log={record.log}")
-        return f"pid {ref.pid}"
+        return f"pid {ref.pid}, port {spec.port}"
 
     def _wait_healthy(self, step: Step, action: WaitHealthy) -> str:
         records = [self._state.processes[name] for name in action.names]

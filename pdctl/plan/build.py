@@ -236,8 +236,8 @@ class _Work:
 
 
 def _start(spec: ProcessSpec, verdict: _Verdict) -> Step:
-    port = spec.port or "a port chosen then"
-    what = f"start {spec.name} on {spec.address}:{port}"
+    where = f"{spec.address}:{spec.port}" if spec.port else f"a free port of {spec.address}"
+    what = f"start {spec.name} on {where}"
     if not verdict.start:
         return _nothing(spec.name, what, verdict.why)
     return Step(spec.name, what, verdict.why, True, Start(spec.name))

@@ -45,7 +45,7 @@ def _flat(name: str, text: str) -> Iterator[tuple[str, str]]:
             pass
         else:
             for path, leaf in _leaves("", value):
-                yield f"{name} {path}", leaf
+                yield f"{name} {path}".rstrip(), leaf
             return
     yield name, text
 

@@ -1,0 +1,190 @@
+from dataclasses import replace
+
+from pdctl.base.process import ProcessRef, RunningProcess
+from pdctl.plan.build import build
+from pdctl.plan.chosen import kept
+from pdctl.plan.facts import Facts
+from pdctl.plan.model import EndLeftovers, Install, Plan, Step, Stop
+from tests.plan.samples import FRESH, NAMES, RECIPE, RUNNING, config, deployment, state
+
+
+def planned(facts: Facts, saved: object = None, **changes: object) -> Plan:
+    known = kept(deployment().processes, saved)  # type: ignore[arg-type]
+    return build(config(), deployment(known, **changes), facts, saved)  # type: ignore[arg-type]
+
+
+def todo(plan: Plan) -> list[str]:
+    return [step.id for step in plan.steps if step.action is not None]
+
+
+def step(plan: Plan, step_id: str) -> Step:
+    return next(each for each in plan.steps if each.id == step_id)
+
+
+def test_a_first_up_does_everything_in_order() -> None:
+    plan = planned(FRESH)
+    assert [(s.id, s.changes) for s in plan.steps] == [
+        ("directories", True),
+        ("engine-venv", True),
+        ("engine-torch", True),
+        ("model", True),
+        ("files", True),
+        ("ports", False),
+        ("prefill-0", True),
+        ("decode-0", True),
+        ("health", False),
+        ("router-0", True),
+        ("router-health", False),
+        ("verify", False),
+    ]
+    assert todo(plan) == [s.id for s in plan.steps]
+    assert all(s.what and s.why for s in plan.steps)
+    assert plan.consent == ()
+
+
+def test_a_second_up_has_nothing_to_do_and_says_why() -> None:
+    plan = planned(RUNNING, state())
+    assert todo(plan) == []
+    assert not plan.changes
+    assert {s.id: s.why for s in plan.steps} == {
+        "directories": "they are there",
+        "engine": "`cpu-1` is complete and unchanged",
+        "model": "an earlier run did it",
+        "files": "they are there, as rendered",
+        "ports": "nothing starts",
+        "prefill-0": "pid 100 runs as configured and answers",
+        "decode-0": "pid 101 runs as configured and answers",
+        "health": "they do",
+        "router-0": "pid 102 runs as configured and answers",
+        "router-health": "it does",
+        "verify": "these very processes reused 77 tokens when it was done",
+    }
+
+
+def test_an_interrupted_installation_goes_on_where_it_stopped() -> None:
+    plan = planned(replace(FRESH, pending_install=("torch",)))
+    assert step(plan, "engine-venv").why == "an earlier run did it"
+    assert step(plan, "engine-torch").action == Install(RECIPE.steps[1])
+
+
+def test_a_changed_environment_is_made_again_from_the_start_and_asked_for() -> None:
+    plan = planned(replace(RUNNING, damage="torch 2.12 instead of 2.13"), state())
+    first = step(plan, "engine-venv")
+    assert first.action == Install(RECIPE.steps[0], reset=True)
+    assert first.why == "the environment changed: torch 2.12 instead of 2.13"
+    assert plan.consent == (
+        "this rebuilds the engine environment `cpu-1`, which other deployments may use",
+    )
+
+
+def test_one_dead_process_is_the_only_one_started() -> None:
+    others = frozenset(NAMES) - {"decode-0"}
+    plan = planned(Facts(alive=others, healthy=others), state())
+    assert todo(plan) == ["ports", "decode-0", "health", "verify"]
+    assert step(plan, "decode-0").why == "pid 101 is gone"
+    assert step(plan, "health").what == "wait for decode-0 to answer"
+    assert plan.starting == ("decode-0",)
+
+
+def test_a_process_that_does_not_answer_yet_is_waited_for_not_restarted() -> None:
+    plan = planned(replace(RUNNING, healthy=frozenset({"decode-0"})), state(proven=False))
+    assert todo(plan) == ["health", "router-health", "verify"]
+    assert step(plan, "health").what == "wait for prefill-0 to answer"
+
+
+def test_a_changed_configuration_shows_the_difference_and_what_restarts() -> None:
+    plan = planned(RUNNING, state(), changed=("--max-num-seqs", "16"))
+    assert todo(plan) == ["stop-decode-0", "ports", "decode-0", "health", "verify"]
+    why = "the configuration changed: --max-num-seqs: not given → 16"
+    assert step(plan, "stop-decode-0").why == why
+    assert step(plan, "decode-0").why == why
+    assert plan.consent == ("this ends decode-0, which serves now",)
+
+
+def test_a_process_that_the_configuration_has_no_more_is_ended() -> None:
+    saved = state()
+    extra = replace(saved.processes["router-0"], name="router-1", index=1)
+    facts = replace(RUNNING, alive=frozenset({*NAMES, "router-1"}))
+    plan = planned(facts, saved.with_process(extra))
+    assert step(plan, "stop-router-1").action == Stop("router-1")
+    assert "verify" in todo(plan)  # what was proven was another set of processes
+
+
+def test_an_intent_that_was_never_started_is_started() -> None:
+    saved = state(proven=False)
+    saved = saved.with_process(replace(saved.processes["router-0"], ref=None))
+    two = frozenset({"prefill-0", "decode-0"})
+    plan = planned(Facts(alive=two, healthy=two), saved)
+    assert todo(plan) == ["ports", "router-0", "router-health", "verify"]
+    assert step(plan, "router-0").why == "an earlier run did not get to start it"
+
+
+def test_leftovers_are_ended_first_and_without_a_state_only_with_consent() -> None:
+    stray = RunningProcess(ProcessRef(9, 1, "boot", "/st/demo/prefill-0"), ("python",))
+    for saved, consent in (
+        (None, ("this ends pid 9: they carry this deployment's mark, but it has no state",)),
+        (state(), ()),
+    ):
+        plan = planned(replace(FRESH, leftovers=(stray,)), saved)
+        assert plan.steps[0].action == EndLeftovers((stray.ref,))
+        assert plan.consent == consent
+
+
+def test_a_held_port_is_a_conflict_only_for_what_starts() -> None:
+    held = {"prefill-0": "port 8100 is held by pid 7 (nginx)"}
+    assert planned(replace(FRESH, held_ports=held)).conflicts == (
+        "port 8100 is held by pid 7 (nginx), which prefill-0 needs",
+    )
+    assert planned(replace(RUNNING, held_ports=held), state()).conflicts == ()
+
+
+def test_no_verify_says_so() -> None:
+    plan = build(config(), deployment(), FRESH, None, verify=False)
+    assert step(plan, "verify").why == "`--no-verify` was given"
+
+
+def test_an_own_engine_and_model_need_nothing() -> None:
+    shown = replace(deployment(), recipe=None, model_step=None, files=(), directories=())
+    own = config(
+        model={"id": "Qwen/Qwen3-0.6B"}, engine={"install": "existing", "python": "/e/bin/python"}
+    )
+    plan = build(own, shown, Facts(), None)
+    assert step(plan, "engine").what == "use the vLLM of /e/bin/python"
+    assert step(plan, "model").why == "the engines load it"
+    assert step(plan, "files").why == "there are none"
+    assert step(plan, "directories").why == "it needs none"
+
+
+def test_json_has_the_shape_of_the_contract() -> None:
+    value = planned(FRESH).as_dict()
+    assert set(value) == {"steps", "resources", "cost"}
+    assert value["resources"] == {"instances": []}
+    assert value["cost"] == {"hourly_usd": 0.0, "as_of": None}
+    steps = value["steps"]
+    assert isinstance(steps, list)
+    assert steps[0] == {
+        "id": "directories",
+        "what": "make the deployment's folders",
+        "why": "logs, sockets and control files of this deployment, private to this user",
+        "changes": True,
+    }
+
+
+def test_hosts_that_were_not_asked_get_the_steps_of_a_first_up() -> None:
+    target = {
+        "kind": "ec2",
+        "region": "us-east-2",
+        "zones": ["us-east-2b"],
+        "prefill": {"count": 2},
+    }
+    far = config(target=target)
+    plan = build(far, deployment(), Facts(known=False), None)
+    assert todo(plan) == [s.id for s in plan.steps]
+    value = plan.as_dict()
+    assert value["resources"] == {
+        "instances": [
+            {"role": role, "type": "p5en.48xlarge", "zone": "us-east-2b", "interfaces": []}
+            for role in ("prefill", "prefill", "decode")
+        ]
+    }
+    assert value["cost"] == {"hourly_usd": None, "as_of": None}
