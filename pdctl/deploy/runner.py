@@ -227,7 +227,9 @@ class _Run:
 
     def _end_leftovers(self) -> str:
         found = self._leftovers()
-        pids = teardown.end_leftovers(self._world, self._wanted.config.name, found)
+        pids = teardown.end_leftovers(
+            self._world, self._wanted.config.name, found, timeout=self._state.stop_timeout
+        )
         if left := self._leftovers():
             raise TemporaryError(
                 "what an interrupted run left will not end",

@@ -14,7 +14,7 @@ from pdctl.deploy.world import World
 from pdctl.state.model import DeploymentState, ProcessRecord
 from pdctl.state.store import StateStore
 
-_LEFTOVER_LIMIT_S = 10.0
+_NO_STATE_LIMIT_S = 10.0
 _KEPT = frozenset({"logs"})
 
 
@@ -67,12 +67,13 @@ def tear_down(
         state = replace(state, phase="stopping")
         store.save(state)
     records = list(state.processes.values()) if state else []
-    timeout = state.stop_timeout if state else _LEFTOVER_LIMIT_S
+    timeout = state.stop_timeout if state else _NO_STATE_LIMIT_S
     routers = [record for record in records if record.role == "router"]
     engines = [record for record in records if record.role != "router"]
     # Routers first, so that no request meets an engine that ends.
     ended = [*_end(world, store.name, routers, timeout), *_end(world, store.name, engines, timeout)]
-    leftovers = end_leftovers(world, store.name, find_marked(world, marks))
+    found = find_marked(world, marks)
+    leftovers = end_leftovers(world, store.name, found, timeout=timeout)
     _prove(world, records, marks)
     folders = _remove_folders(world, store, state)
     store.remove()
@@ -87,7 +88,7 @@ def find_marked(world: World, marks: str) -> list[tuple[str, RunningProcess]]:
 
 
 def end_leftovers(
-    world: World, name: str, found: Iterable[tuple[str, RunningProcess]]
+    world: World, name: str, found: Iterable[tuple[str, RunningProcess]], *, timeout: float
 ) -> list[int]:
     """End processes that no state speaks of; gives their pids."""
     ended: list[int] = []
@@ -96,7 +97,7 @@ def end_leftovers(
         if not host.alive(process.ref):
             continue  # it belonged to one that was ended before it
         audit.note(name, f"end leftover pid={process.ref.pid} mark={process.ref.mark}")
-        host.stop(process.ref, timeout=_LEFTOVER_LIMIT_S)
+        host.stop(process.ref, timeout=timeout)
         world.listen(Note(f"ended pid {process.ref.pid}, which an interrupted run left"))
         ended.append(process.ref.pid)
     return ended
