@@ -8,10 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from pdctl.base.errors import PdctlError, UsageError
 from pdctl.base.events import (
@@ -26,10 +23,16 @@ from pdctl.base.events import (
     StepWaiting,
 )
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 _STYLES = {"ok": "green", "bad": "red", "warn": "yellow", "dim": "dim", "plain": ""}
 
 
-def _console(*, stderr: bool) -> Console:
+def _console(*, stderr: bool) -> "Console":
+    # rich takes longer to import than `--help` may take in all.
+    from rich.console import Console
+
     # Built at each use: tests and pipes swap the streams under us.
     return Console(
         file=sys.stderr if stderr else sys.stdout,
@@ -58,11 +61,16 @@ def json_line(value: object) -> None:
 
 def say(text: str, style: str = "plain") -> None:
     """Print words to stderr; `style` is one of ok, bad, warn, dim, plain."""
+    from rich.text import Text
+
     _console(stderr=True).print(Text(text, style=_STYLES[style]))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table to stdout; None becomes a dash."""
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         grid.add_column(column, overflow="fold")
