@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from pdctl.base.problems import Loc, Problem
@@ -36,6 +37,10 @@ class _Ports:
     count: int
     loc: Loc
 
+    def __str__(self) -> str:
+        last = self.first + self.count - 1
+        return str(self.first) if self.count == 1 else f"{self.first} to {last}"
+
     def meets(self, other: "_Ports") -> bool:
         if self.machine != other.machine or 0 in {self.first, other.first}:
             return False
@@ -45,17 +50,28 @@ class _Ports:
 def _ports(config: Config) -> Found:
     taken: list[_Ports] = []
     for ports in _listeners(config):
-        clash = next((other for other in taken if ports.meets(other)), None)
-        if clash is not None:
-            yield _clash(ports, clash)
+        other = next((other for other in taken if ports.meets(other)), None)
+        if other is not None and _is_given(config, other.loc) > _is_given(config, ports.loc):
+            yield _clash(other, ports)  # told at the key that somebody wrote
+        elif other is not None:
+            yield _clash(ports, other)
         taken.append(ports)
 
 
+def _is_given(config: Config, loc: Loc) -> bool:
+    """True for a key that is in the file, rather than a default."""
+    value: Any = config
+    for part in loc:
+        if isinstance(part, str) and part not in value.model_fields_set:
+            return False
+        value = value[part] if isinstance(part, int) else getattr(value, part)
+    return True
+
+
 def _clash(ports: _Ports, other: _Ports) -> Problem:
-    numbers = f"port {ports.first} is"
-    if ports.count > 1:
-        numbers = f"ports {ports.first} to {ports.first + ports.count - 1} are"
-    message = f"{numbers} also taken by `{_key(other.loc)}`{ports.machine}"
+    here = f"ports {ports} are" if ports.count > 1 else f"port {ports} is"
+    there = f", which takes {other}" if other.count > 1 else ""
+    message = f"{here} also taken by `{_key(other.loc)}`{ports.machine}{there}"
     return Problem(ports.loc, message, _OTHER_PORT)
 
 
@@ -110,7 +126,7 @@ def _ec2_listeners(config: Config, target: Ec2Target) -> Iterator[_Ports]:
     yield _Ports(where, target.port, 1, ("target", "port"))
     ranks = max(_ranks(config, "prefill"), _ranks(config, "decode"))
     yield _Ports(where, target.side_channel_port, ranks, ("target", "side_channel_port"))
-    if target.router is None:
+    if target.router is None and not target.instance_ids.get("router"):
         yield _Ports(where, config.router.port, 1, ("router", "port"))
 
 
@@ -162,7 +178,10 @@ def _s(things: Sequence[object]) -> str:
 
 def _routers(config: Config, hosts: int, loc: Loc) -> Found:
     replicas = config.router.replicas
-    if hosts and replicas != hosts:
+    if not hosts and replicas > 1:
+        message = f"{replicas} routers need as many router hosts, and there are none"
+        yield Problem(("router", "replicas"), message, f"add `{_key(loc)}`")
+    elif hosts and replicas != hosts:
         yield Problem(loc, f"{_count(hosts, 'router host')}, but `router.replicas` is {replicas}")
 
 
@@ -184,11 +203,16 @@ def _external(config: Config) -> Found:
             host, port = _endpoint(url)
             if (host, port) in seen:
                 yield Problem(loc, f"is the same engine as {seen[host, port]}")
-            elif host == "localhost" and port == config.router.port:
+            elif host == "localhost" and port in _router_ports(config):
                 yield Problem(
                     ("router", "port"), f"port {port} is also taken by {name}", _OTHER_PORT
                 )
             seen.setdefault((host, port), name)
+
+
+def _router_ports(config: Config) -> range:
+    first = config.router.port
+    return range(first, first + config.router.replicas) if first else range(0)
 
 
 def _endpoint(url: str) -> tuple[str, int]:
@@ -214,8 +238,12 @@ def _ec2(config: Config) -> Found:
     yield from _capacity(target)
     yield from _allow_from(target)
     yield from _instances(target)
-    if target.router is not None:
-        yield from _routers(config, target.router.count, ("target", "router"))
+    adopted = target.instance_ids.get("router")
+    if adopted:
+        yield from _routers(config, len(adopted), ("target", "instance_ids", "router"))
+    else:
+        count = target.router.count if target.router is not None else 0
+        yield from _routers(config, count, ("target", "router"))
 
 
 def _capacity(target: Ec2Target) -> Found:

@@ -539,15 +539,15 @@ class Router(Section):
     host: Address = "127.0.0.1"
     """Address to listen on; anything but loopback needs `api_keys_file`."""
     port: PortOrAuto = 8000
-    """Port to listen on; 0 lets pdctl choose."""
+    """Port to listen on; 0 lets pdctl choose. Replicas on one machine take the next ones."""
     ttl: PositiveSeconds | None = None
     """How long a handle is offered to prefill; default is safe for `kv.decoder_ttl`."""
     replicas: Count = 1
-    """Routers that serve the same engines."""
+    """Routers that serve the same engines; elsewhere than on this machine each needs a host."""
     store: Store = "memory"
     """`memory`, or `redis://host:port/db` when several routers share handles."""
     api_keys_file: FilePath | None = None
-    """File with the API keys of clients."""
+    """File with the API keys of clients, on the machine that runs pdctl."""
     allow_unauthenticated: bool = False
     """Listen off loopback without API keys: anyone who reaches the port may use the model."""
     reuse_share: float = Field(default=1.0, ge=0, le=1)

@@ -19,11 +19,11 @@ _WORDS: dict[str, Value] = {
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 _INT = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_FLOAT = re.compile(r"-?([0-9]{1,18}\.[0-9]{0,30}|\.[0-9]{1,30})([eE][-+][0-9]{1,2})?")
+_FLOAT = re.compile(r"(-?[0-9]{1,18}\.[0-9]{0,30}|\.[0-9]{1,30})([eE][-+][0-9]{1,2})?")
 
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _ZEROS = re.compile(r"[-+]?0[0-9_]+")
-_UNDERSCORES = re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?")
+_UNDERSCORES = re.compile(r"(?=.*_)[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?")
 _BASES = re.compile(r"[-+]?0(x[0-9a-fA-F_]+|b[01_]+|o[0-7]+)")
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")

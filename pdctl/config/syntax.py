@@ -19,13 +19,16 @@ from pdctl.config.scalars import shown
 
 MAX_BYTES = 128 * 1024
 MAX_DEPTH = 64
+MAX_VALUES = 10_000
+"""Keys and values, counted wherever an alias shows them: a short file can say a very long one."""
 PLAIN = "plain"
 """Tag of a scalar without quotes and without a tag: its meaning is read from its text."""
 STR = "tag:yaml.org,2002:str"
 SEQ = "tag:yaml.org,2002:seq"
 MAP = "tag:yaml.org,2002:map"
 
-_BREAKS = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+BREAKS = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+"""What ends a line for YAML 1.1, and so in PyYAML's marks."""
 _WIDTH = 100
 
 
@@ -42,7 +45,7 @@ class _Place(NamedTuple):
     column: int
 
 
-class _DeepError(MarkedYAMLError):
+class _LimitError(MarkedYAMLError):
     pass
 
 
@@ -56,6 +59,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
         Composer.__init__(self)
         BaseResolver.__init__(self)
         self._depth = 0
+        self._nodes = 0
 
     def resolve(self, kind: type[Node], value: object, implicit: object) -> str:
         if kind is ScalarNode:
@@ -64,8 +68,11 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         self._depth += 1
+        self._nodes += 1
         if self._depth > MAX_DEPTH:
-            raise _DeepError(problem="too deep", problem_mark=self._start())
+            raise _LimitError(problem="too deep", problem_mark=self._start())
+        if self._nodes > MAX_VALUES:
+            raise _LimitError(problem="too many", problem_mark=self._start())
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -94,7 +101,7 @@ def compose(data: bytes) -> Node | None:
         # PyYAML lets these through unmarked: `"\U00110000"`, a directive with 5000 digits.
         problem = Problem((), "a number in an escape or a directive is too large")
         mark = loader.get_mark() if loader else None
-        raise NotYamlError(_placed(problem, _BREAKS.split(text), mark)) from None
+        raise NotYamlError(_placed(problem, BREAKS.split(text), mark)) from None
 
 
 def _decode(data: bytes) -> str:
@@ -113,7 +120,7 @@ def _decode(data: bytes) -> str:
 
 
 def _place_of_offset(text: str, offset: int) -> _Place:
-    before = _BREAKS.split(text[:offset])
+    before = BREAKS.split(text[:offset])
     return _Place(len(before), len(before[-1]) + 1)
 
 
@@ -135,6 +142,7 @@ class _Reading(NamedTuple):
 _COLUMNS = "keys of one section start in the same column"
 _READINGS = (
     _Reading(r"too deep", f"nested deeper than {MAX_DEPTH} levels"),
+    _Reading(r"too many", f"more than {MAX_VALUES} keys and values"),
     _Reading(r"found character '\\t'.*", "found a tab where only spaces count", "use spaces"),
     _Reading(r"found character '(.)'.*", "a value cannot begin with '{0}'", "put it in quotes"),
     _Reading(
@@ -190,7 +198,7 @@ _READINGS = (
 
 def _reworded(text: str, error: MarkedYAMLError) -> Problem:
     words = str(error.problem or error.context or "unreadable")
-    lines = _BREAKS.split(text)
+    lines = BREAKS.split(text)
     for reading in _READINGS:
         found = re.fullmatch(reading.pattern, words, re.DOTALL)
         if found:

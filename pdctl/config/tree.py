@@ -14,11 +14,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from pdctl.base.problems import Loc, Problem
 from pdctl.config import scalars
 from pdctl.config.scalars import Trap, shown
-from pdctl.config.syntax import MAP, MAX_DEPTH, PLAIN, SEQ, STR
-
-MAX_VALUES = 20_000
-"""Aliases let a short file say a very long one; this is where it stops."""
-
+from pdctl.config.syntax import MAP, MAX_DEPTH, MAX_VALUES, PLAIN, SEQ, STR
 
 _SELF = "an alias cannot stand inside its own anchor"
 
@@ -222,7 +218,7 @@ def grow(root: Node) -> Tree:
     try:
         value = builder.value(root, ())
     except _TooLargeError as error:
-        message = f"with its aliases the file has more than {MAX_VALUES} values or nests too deep"
+        message = f"its aliases say more than {MAX_VALUES} keys and values, or nest too deep"
         return Tree(None, builder.spots, (Problem((), message).at(*error.place),))
     return Tree(value, builder.spots, tuple(builder.problems))
 
