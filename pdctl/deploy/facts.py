@@ -51,7 +51,7 @@ def gather(
         alive=alive,
         healthy=frozenset(_healthy(world, state, alive)),
         leftovers=tuple(leftovers(found, state, alive)),
-        held_ports=dict(_held_ports(world, deployment, alive, found)),
+        held_ports=dict(_held_ports(world, deployment, found)),
     )
 
 
@@ -139,13 +139,13 @@ def _is_pending(hosts: list[Host], step: InstallStep | None) -> bool:
 def _held_ports(
     world: World,
     deployment: Deployment,
-    alive: frozenset[str],
     found: Mapping[str, list[RunningProcess]],
 ) -> Iterator[tuple[str, str]]:
+    """Of all processes: one that runs may have to move to a port that is taken."""
     for spec in deployment.processes:
         ours = {each.ref.pid for each in found[spec.host]}
         held = find_held(world.hosts[spec.host], spec, ours)
-        if held and spec.name not in alive:
+        if held:
             yield spec.name, held
 
 

@@ -3,14 +3,14 @@
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
 
 from pdctl.base import paths
 from pdctl.base.command import Command, command
-from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
+from pdctl.base.errors import BadAnswerError, PdctlError, PermissionDeniedError, TemporaryError
 from pdctl.base.events import StepProgress, StepWaiting
 from pdctl.deploy.world import World
 from pdctl.engine.install import InstallRecipe, InstallStep, pending
@@ -79,17 +79,22 @@ def _run(
     root: PurePosixPath,
     log: Path,
 ) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with log.open("a", buffering=1, errors="replace") as written:
-        written.write(f"$ {each.masked()}\n")
+    def on_line(line: str) -> None:
+        _append(log, line)
+        world.listen(StepProgress(step_id, f"{step.what}: {line.strip()}"))
 
-        def on_line(line: str) -> None:
-            written.write(line + "\n")
-            world.listen(StepProgress(step_id, f"{step.what}: {line.strip()}"))
-
-        result = host.run(each, timeout=step.timeout_s, on_line=on_line)
+    _append(log, f"$ {each.masked()}")
+    result = host.run(each, timeout=step.timeout_s, on_line=on_line)
     if not result.ok:
         raise _failed(host, step, each, result, root, log)
+
+
+def _append(log: Path, line: str) -> None:
+    """Words for later; a full disk is told by the command that meets it, not by its log."""
+    with suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with log.open("a", errors="replace") as written:
+            written.write(line + "\n")
 
 
 def _failed(
@@ -120,9 +125,7 @@ def _failed(
 @contextmanager
 def _alone(world: World, step_id: str, root: PurePosixPath) -> Iterator[None]:
     """Deployments share what is in the cache, so the deployment's own lock is not enough."""
-    locks = paths.cache_root() / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(locks / f"{root.name}.lock")
+    lock = FileLock(_locks() / f"{root.name}.lock")
     began = world.monotonic()
     while True:
         try:
@@ -138,6 +141,19 @@ def _alone(world: World, step_id: str, root: PurePosixPath) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _locks() -> Path:
+    locks = paths.cache_root() / "locks"
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PermissionDeniedError(
+            f"the cache cannot be used: {error.strerror}",
+            where=str(locks),
+            hints=[f"set {paths.CACHE_DIR_ENV} to a folder of yours"],
+        ) from error
+    return locks
 
 
 def _used(host: Host, root: PurePosixPath) -> int:

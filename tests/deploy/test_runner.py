@@ -181,6 +181,26 @@ def test_a_taken_port_is_named_before_anything_starts(pair: Pair) -> None:
     assert pair.store.load() is None
 
 
+def test_a_process_that_cannot_move_to_a_taken_port_is_not_ended(pair: Pair) -> None:
+    pair.up()
+    before = pair.pids()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pair.ports["decode-0"] = listener.getsockname()[1]
+        with pytest.raises(TemporaryError, match="nothing was started"):
+            pair.up()
+    assert pair.pids() == before
+    assert len(pair.running()) == 3
+
+
+def test_two_processes_may_swap_their_ports(pair: Pair) -> None:
+    pair.up()
+    ports = {name: record.port for name, record in pair.state().processes.items()}
+    pair.ports = {"prefill-0": ports["decode-0"], "decode-0": ports["prefill-0"]}
+    pair.up()
+    assert pair.state().processes["prefill-0"].port == ports["decode-0"]
+    assert len(pair.running()) == 3
+
+
 def test_a_chosen_port_that_a_stranger_took_meanwhile_is_chosen_again(pair: Pair) -> None:
     pair.up()
     port = pair.state().processes["decode-0"].port
