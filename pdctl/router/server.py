@@ -47,6 +47,7 @@ _TO_ENGINE = ("authorization", "accept", "x-request-id", "traceparent", "tracest
 _TO_CLIENT = ("content-type", "x-request-id", "retry-after", "cache-control")
 _LONGEST_ID = 256
 _TENANT = web.RequestKey("tenant", str)
+_TURN_PATHS = (CHAT, COMPLETIONS)
 # What load balancers and scrapers ask without a key, as they do of the engines.
 _OPEN_PATHS = ("/health", "/ready", "/metrics")
 
@@ -83,6 +84,7 @@ class Router:
         self.watcher = Watcher(self.shared, self.policy)
         self.draining = False
         self._api_keys = api_keys
+        self._in_flight = 0
         self._log = RequestLog(settings.request_log)
 
     def app(self) -> web.Application:
@@ -271,6 +273,12 @@ class Router:
                 metrics.count_request(path, 401)
                 return _error(401, "A valid API key is needed", "unauthorized")
             request[_TENANT] = tenant
+        if self._in_flight >= self.settings.limits.concurrent_requests and path in _TURN_PATHS:
+            metrics.count_request(path, 503)
+            busy = _error(503, "The router has all the requests it may have", "overloaded")
+            busy.headers["Retry-After"] = "1"
+            return busy
+        self._in_flight += 1
         try:
             with metrics.in_flight.track_inprogress():
                 response = await handler(request)
@@ -283,6 +291,8 @@ class Router:
         except asyncio.CancelledError:
             metrics.count_request(path, 499)
             raise
+        finally:
+            self._in_flight -= 1
         metrics.count_request(path, response.status)
         return response
 

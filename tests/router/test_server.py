@@ -269,6 +269,16 @@ async def test_a_body_beyond_the_limit_is_refused_in_json() -> None:
         assert answer["error"]["code"] == 413
 
 
+async def test_more_requests_than_allowed_are_told_to_come_again() -> None:
+    async with world(limits={"concurrent_requests": 1}) as w:
+        w.d.words, w.d.gap = 50, 0.02
+        task = asyncio.create_task(w.ask([user(LONG)], stream=True))
+        await w.until(lambda: len(w.d.seen) == 1)
+        status, answer, _ = await w.ask([user(LONG)])
+        assert (status, answer["error"]["type"]) == (503, "overloaded")
+        assert (await task)[0] == 200
+
+
 async def test_unknown_paths_are_404_and_known_ones_pass() -> None:
     async with world() as w:
         async with w.http.get(f"{w.url}/nope") as answer:
