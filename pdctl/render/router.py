@@ -17,6 +17,11 @@ STORE_ENV = "PDCTL_ROUTER_STORE"
 
 _EXAMPLE_PROXY = "examples/disaggregated/disaggregated_serving/disagg_proxy_multiturn.py"
 
+_ENV: Mapping[str, Part] = {
+    "PYTHONSAFEPATH": "1",  # a stray `pdctl` in the working directory must not be what runs
+    "PYTHONUNBUFFERED": "1",
+}
+
 Urls = Mapping[EngineRole, Sequence[str]]
 
 
@@ -51,7 +56,7 @@ def router_command(
 ) -> Command:
     """One router's command; upstream's example proxy runs with the engine's interpreter."""
     if config.router.kind == "vllm-example":
-        return _example(config, spot, engine_python, urls)
+        return _example(config, spot, place, engine_python, urls)
     return _own(config, spot, place, urls)
 
 
@@ -75,11 +80,12 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
         ("--deployment", config.name),
     ]
     given = ((flag, str(value)) for flag, value in options if value is not None)
-    env: dict[str, Part] = {"PYTHONUNBUFFERED": "1"}
+    env = dict(_ENV)
     if has_password:
         env[STORE_ENV] = Secret(router.store)
     words = itertools.chain.from_iterable(given)
-    return Command((place.pdctl_python, "-m", "pdctl", "router", *words), env)
+    parts = (place.pdctl_python, "-m", "pdctl", "router", *words)
+    return Command(parts, env, cwd=str(place.temp))
 
 
 def _limits(limits: RouterLimits) -> Iterator[str]:
@@ -95,7 +101,7 @@ def _number(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-def _example(config: Config, spot: Spot, python: str, urls: Urls) -> Command:
+def _example(config: Config, spot: Spot, place: Place, python: str, urls: Urls) -> Command:
     source = PurePosixPath(config.router.source or "")
     script = source if source.suffix == ".py" else source / _EXAMPLE_PROXY
     words = ["--host", spot.address, "--port", str(spot.port)]
@@ -103,7 +109,7 @@ def _example(config: Config, spot: Spot, python: str, urls: Urls) -> Command:
         ends = [_host_and_port(url) for url in urls["prefill" if role == "prefill" else "decode"]]
         words += [f"--{flag}-hosts", *(host for host, _ in ends)]
         words += [f"--{flag}-ports", *(port for _, port in ends)]
-    return Command((python, str(script), *words), {"PYTHONUNBUFFERED": "1"})
+    return Command((python, str(script), *words), _ENV, cwd=str(place.temp))
 
 
 def _host_and_port(url: str) -> tuple[str, str]:
