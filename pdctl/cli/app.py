@@ -11,6 +11,7 @@ from pdctl.cli import ui
 from pdctl.cli.down import down
 from pdctl.cli.init import init
 from pdctl.cli.plan import plan
+from pdctl.cli.render import render
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
 from pdctl.cli.status import status
@@ -26,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(init)
+app.command()(render)
 app.command()(plan)
 app.command()(up)
 app.command()(status)

@@ -31,12 +31,14 @@ class EnginePaths:
         control: where pdctl puts the plugin's control files.
         status: where the plugin says which levers are active.
         plugin: the plugin bundle, or None without it.
+        hub: where downloaded models are kept; None for the user's usual place.
     """
 
     temp: PurePosixPath
     control: PurePosixPath
     status: PurePosixPath
     plugin: PurePosixPath | None
+    hub: PurePosixPath | None = None
 
     @property
     def ttl_file(self) -> PurePosixPath:
@@ -96,7 +98,7 @@ def engine_command(
         **_common_env(paths),
         "VLLM_NIXL_SIDE_CHANNEL_HOST": address,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
-        **_model_env(config),
+        **_model_env(config, paths),
         **_device_env(config, role, gpus),
         **_plugin_env(config, paths),
         **config.model.env,
@@ -173,10 +175,12 @@ def _common_env(paths: EnginePaths) -> dict[str, Part]:
     }
 
 
-def _model_env(config: Config) -> dict[str, Part]:
+def _model_env(config: Config, paths: EnginePaths) -> dict[str, Part]:
     env: dict[str, Part] = {}
     if choices.is_offline(config):
         env["HF_HUB_OFFLINE"] = "1"
+    elif paths.hub is not None:
+        env["HF_HOME"] = str(paths.hub)
     if config.kv.layout is not None:
         env["VLLM_KV_CACHE_LAYOUT"] = config.kv.layout
     return env

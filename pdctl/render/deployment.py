@@ -117,6 +117,7 @@ def _paths(config: Config, place: Place, spot: Spot) -> EnginePaths:
         control=place.state / "control" / spot.name,
         status=place.state / "plugin" / spot.name,
         plugin=place.cache / "plugins" / bundle_name(bundle_files()) if on else None,
+        hub=place.hub,
     )
 
 

@@ -29,6 +29,7 @@ class Place:
         default_python: builds engine environments when the configuration names no interpreter.
         pdctl_python: interpreter that has pdctl, for the router.
         torch_index: an extra package index for torch, or None.
+        hub: where engines keep downloaded models; None for the user's usual place.
     """
 
     cache: PurePosixPath
@@ -37,6 +38,7 @@ class Place:
     default_python: str
     pdctl_python: str
     torch_index: str | None = None
+    hub: PurePosixPath | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ def place_of(config: Config) -> Place:
     torch_index = os.environ.get(TORCH_INDEX_ENV) or None
     if isinstance(config.target, SshTarget | Ec2Target):
         base = PurePosixPath(config.target.base_dir)
+        model_dir = config.target.model_dir if isinstance(config.target, SshTarget) else None
         return Place(
             cache=base,
             state=base / "deployments" / config.name,
@@ -22,6 +23,7 @@ def place_of(config: Config) -> Place:
             default_python="python3",
             pdctl_python=str(base / "pdctl" / "bin" / "python"),
             torch_index=torch_index,
+            hub=PurePosixPath(model_dir) if model_dir else base / "models" / "hub",
         )
     return Place(
         cache=PurePosixPath(paths.cache_root()),

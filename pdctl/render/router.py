@@ -1,6 +1,5 @@
 """The command of a router, and the files it reads and writes."""
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath, PurePosixPath
@@ -11,9 +10,6 @@ from pdctl.engine import choices
 from pdctl.engine.choices import EngineRole
 from pdctl.render.model import Place
 from pdctl.render.spots import THIS_MACHINE, Spot
-
-STORE_ENV = "PDCTL_ROUTER_STORE"
-"""Carries `router.store` when it has a password, which argv would show to every user."""
 
 _EXAMPLE_PROXY = "examples/disaggregated/disaggregated_serving/disagg_proxy_multiturn.py"
 
@@ -63,7 +59,8 @@ def router_command(
 def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
     router = config.router
     files = router_files(config, place, spot)
-    has_password = "@" in router.store
+    # A password in a URL is never shown, though argv on the router's own host has it.
+    store: Part = Secret(router.store) if "@" in router.store else router.store
     options: list[tuple[str, object | None]] = [
         *(("--prefill", url) for url in urls["prefill"]),
         *(("--decode", url) for url in urls["decode"]),
@@ -73,19 +70,18 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
         ("--threshold", config.kv.recompute_threshold),
         *(("--limit", limit) for limit in _limits(router.limits)),
         ("--reuse-share", None if router.reuse_share == 1.0 else _number(router.reuse_share)),
-        ("--store", None if router.store == "memory" or has_password else router.store),
+        ("--store", None if router.store == "memory" else store),
         ("--api-keys", files.client_keys),
         ("--engine-key-file", files.engine_key),
         ("--request-log", files.request_log),
         ("--deployment", config.name),
     ]
-    given = ((flag, str(value)) for flag, value in options if value is not None)
-    env = dict(_ENV)
-    if has_password:
-        env[STORE_ENV] = Secret(router.store)
-    words = itertools.chain.from_iterable(given)
+    words: list[Part] = []
+    for flag, value in options:
+        if value is not None:
+            words += [flag, value if isinstance(value, Secret) else str(value)]
     parts = (place.pdctl_python, "-m", "pdctl", "router", *words)
-    return Command(parts, env, cwd=str(place.temp))
+    return Command(parts, _ENV, cwd=str(place.temp))
 
 
 def _limits(limits: RouterLimits) -> Iterator[str]:
