@@ -264,7 +264,7 @@ _WHERE: Mapping[str, str] = {
     "pretokenised_ids": "vllm/entrypoints/openai/chat_completion/protocol.py",
     "render_endpoint": "vllm/entrypoints, register_scale_out_api_routers",
     "remote_cached_tokens": "vllm/v1/core/sched/scheduler.py, vllm/v1/engine/output_processor.py",
-    "hma_fail_closed": "vllm#52232",
+    "hma_fail_closed": "vllm/v1/core/sched/scheduler.py, _handle_failed_recving (vllm#52232)",
     "registration_generation": f"{_NIXL_DIR}",
 }
 
