@@ -529,6 +529,7 @@ class _Turn:
             return Failure(503, "unreachable")
         self.report.decode = decode
         body = legs.decode_body(
+            self.request.endpoint,
             self.body,
             kv,
             prompt_ids=self.prompt_ids if self.retain else None,

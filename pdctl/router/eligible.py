@@ -24,6 +24,8 @@ _NO_EFFECT_ON_PROMPT = frozenset(
         "best_of", "use_beam_search", "user", "metadata", "store", "service_tier", "priority",
         "request_id", "cache_salt", "return_token_ids", "return_tokens_as_token_ids",
         "allowed_token_ids", "bad_words", "parallel_tool_calls", "include_reasoning",
+        "structured_outputs", "thinking_token_budget", "vllm_xargs", "return_prompt_text",
+        "prompt_cache_key", "safety_identifier", "verbosity", "repetition_detection",
     }
 )  # fmt: skip
 
@@ -119,7 +121,21 @@ def tokenize_body(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]
         names = {"model", *_CHAT_RENDERED}
     else:
         names = {"model", "prompt", "add_special_tokens"}
-    return {name: body[name] for name in names if body.get(name) is not None}
+    rendered = {name: body[name] for name in names if body.get(name) is not None}
+    if endpoint == CHAT:
+        rendered["messages"] = [_as_chat_reads(message) for message in body["messages"]]
+    return rendered
+
+
+def _as_chat_reads(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The chat endpoint takes `reasoning_content` for `reasoning`; `/tokenize` does not."""
+    if "reasoning_content" not in message:
+        return message
+    renamed = dict(message)
+    old = renamed.pop("reasoning_content")
+    if renamed.get("reasoning") is None and old is not None:
+        renamed["reasoning"] = old
+    return renamed
 
 
 def shape(endpoint: Endpoint, body: Mapping[str, Any]) -> str:

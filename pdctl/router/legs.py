@@ -54,6 +54,7 @@ def prefill_body(
 
 
 def decode_body(
+    endpoint: Endpoint,
     body: Mapping[str, Any],
     kv: Mapping[str, Any] | None,
     *,
@@ -72,12 +73,20 @@ def decode_body(
     if kv is not None:
         leg["kv_transfer_params"] = dict(kv)
         if prompt_ids is not None:
-            leg["kv_transfer_params"]["prompt_token_ids"] = prompt_ids
+            _force_ids(endpoint, leg, prompt_ids)
     if want_ids:
         leg["return_token_ids"] = True
         if leg.get("stream"):
             leg["stream_options"] = {**(leg.get("stream_options") or {}), "include_usage": True}
     return leg
+
+
+def _force_ids(endpoint: Endpoint, leg: dict[str, Any], ids: list[int]) -> None:
+    if endpoint == CHAT:
+        leg["kv_transfer_params"]["prompt_token_ids"] = ids
+    else:
+        # Completions ignore forced ids, and take ids as a prompt.
+        leg["prompt"] = ids
 
 
 def release_body(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,8 +155,14 @@ def _take_ids(choice: dict[str, Any], harvest: Harvest, wants: ClientWants) -> N
     if isinstance(ids, list):
         harvest.generated.extend(ids)
     if not wants.token_ids:
-        choice.pop("token_ids", None)
-        choice.pop("prompt_token_ids", None)
+        _blank(choice)
+
+
+def _blank(holder: dict[str, Any]) -> None:
+    """Ids that were not asked for are null, as the engine sends them, not missing."""
+    for name in ("token_ids", "prompt_token_ids"):
+        if name in holder:
+            holder[name] = None
 
 
 def clean_answer(answer: dict[str, Any], wants: ClientWants, cached_tokens: int | None) -> Harvest:
@@ -156,7 +171,7 @@ def clean_answer(answer: dict[str, Any], wants: ClientWants, cached_tokens: int 
     kv = answer.pop("kv_transfer_params", None)
     harvest.kv = kv if isinstance(kv, dict) else None
     if not wants.token_ids:
-        answer.pop("prompt_token_ids", None)
+        _blank(answer)
     for choice in answer.get("choices") or []:
         _take_ids(choice, harvest, wants)
         harvest.finish_reason = choice.get("finish_reason") or harvest.finish_reason
@@ -243,9 +258,9 @@ class StreamCleaner:
         self, chunk: dict[str, Any], choices: list[dict[str, Any]]
     ) -> bytes | dict[str, Any]:
         if not self._wants.token_ids:
-            chunk.pop("prompt_token_ids", None)
+            _blank(chunk)
         for choice in choices:
-            carried_ids = "token_ids" in choice
+            carried_ids = bool(choice.get("token_ids"))
             _take_ids(choice, self.harvest, self._wants)
             if choice.get("finish_reason"):
                 self.harvest.finish_reason = choice["finish_reason"]

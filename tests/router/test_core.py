@@ -401,6 +401,18 @@ def test_the_prefill_leg_is_stripped_of_what_would_make_it_misbehave() -> None:
     assert decode["stop"] == ["x"]
 
 
+def test_reasoning_is_rendered_under_the_name_that_tokenize_knows() -> None:
+    said = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
+    body = {"messages": [{"role": "user", "content": "hello"}, said]}
+    book = Playbook(a_request(body))
+    book.expect(Find, [a_handle(PROMPT, ANSWER)])
+    assert book.expect(Render, NEXT).body["messages"][1] == {
+        "role": "assistant",
+        "content": "x",
+        "reasoning": "hm",
+    }
+
+
 def test_completions_report_their_ids_on_the_choice() -> None:
     request = a_request(conversation="c1")
     request = type(request)(COMPLETIONS, {"model": "m", "prompt": PROMPT}, "", "c1", "r")
@@ -410,7 +422,8 @@ def test_completions_report_their_ids_on_the_choice() -> None:
     answer.json["choices"] = [{"prompt_token_ids": answer.json.pop("prompt_token_ids")}]
     assert "max_completion_tokens" not in book.expect(Prefill, answer).body
     decode = book.expect(OpenDecode, Opened(200))
-    assert decode.body["kv_transfer_params"]["prompt_token_ids"] == PROMPT
+    assert decode.body["prompt"] == PROMPT
+    assert "prompt_token_ids" not in decode.body["kv_transfer_params"]
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,12 @@ def test_a_stream_is_freed_of_ids_handle_and_usage_that_nobody_asked_for() -> No
         event({"id": "x", "choices": [], "usage": {"completion_tokens": 3}}),
         b"data: [DONE]\n\n",
     )
-    assert now == [chunk({"role": "assistant", "content": ""}), chunk({"content": "hi"})]
-    assert tail == [chunk({"content": "!"}, "stop"), "[DONE]"]
+    null = {"token_ids": None}
+    assert now == [
+        chunk({"role": "assistant", "content": ""}, prompt_token_ids=None),
+        chunk({"content": "hi"}, choice=null),
+    ]
+    assert tail == [chunk({"content": "!"}, "stop", choice=null), "[DONE]"]
     assert cleaner.harvest.generated == [5, 6, 7]
     assert cleaner.harvest.kv == KV
     assert cleaner.harvest.completion_tokens == 3
@@ -132,8 +136,9 @@ def test_a_non_streaming_answer_is_decodes_own_without_our_part() -> None:
     harvest = clean_answer(answer, NO_EXTRAS, None)
     assert answer == {
         "id": "x",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "message": message, "token_ids": None, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 2, "completion_tokens": 2},
+        "prompt_token_ids": None,
         "unknown": {"kept": True},
     }
     assert (harvest.kv, harvest.generated) == (KV, [5, 6])
