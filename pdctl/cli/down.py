@@ -40,7 +40,7 @@ def down(
     from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
-    deployment = options.checked_name(name) if name else _name_in(file)
+    deployment = options.checked_name(name) if name is not None else _name_in(file)
     store = StateStore(deployment)
     marks = local.marks_of(deployment)
     world = local.this_machine(ui.listener(verbose=verbose))

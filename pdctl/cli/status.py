@@ -39,7 +39,7 @@ def _read(file: "Path", name: str | None) -> "Status":
     from pdctl.render.check import load_checked
     from pdctl.state.store import StateStore
 
-    if name:
+    if name is not None:
         deployment, kind = options.checked_name(name), "local"
     else:
         config = load_checked(file).config

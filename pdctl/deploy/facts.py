@@ -1,7 +1,7 @@
 """Looking at the world before planning. Changes nothing."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
 from pdctl.base.errors import NotFoundError
@@ -11,7 +11,7 @@ from pdctl.deploy import folders
 from pdctl.deploy.world import World
 from pdctl.engine import choices
 from pdctl.engine.install import InstallStep, pending
-from pdctl.plan.facts import Facts
+from pdctl.plan.facts import Facts, HeldPort
 from pdctl.render.model import Deployment, RenderedFile
 from pdctl.state.model import DeploymentState
 from pdctl.targets.base import Host
@@ -51,7 +51,7 @@ def gather(
         alive=alive,
         healthy=frozenset(_healthy(world, state, alive)),
         leftovers=tuple(leftovers(found, state, alive)),
-        held_ports=dict(_held_ports(world, deployment, found)),
+        held_ports=tuple(_held_ports(world, deployment, found)),
     )
 
 
@@ -137,20 +137,16 @@ def _is_pending(hosts: list[Host], step: InstallStep | None) -> bool:
 
 
 def _held_ports(
-    world: World,
-    deployment: Deployment,
-    found: Mapping[str, list[RunningProcess]],
-) -> Iterator[tuple[str, str]]:
+    world: World, deployment: Deployment, found: Mapping[str, list[RunningProcess]]
+) -> Iterator[HeldPort]:
     """Of all processes: one that runs may have to move to a port that is taken."""
     for spec in deployment.processes:
         ours = {each.ref.pid for each in found[spec.host]}
-        held = find_held(world.hosts[spec.host], spec, ours)
-        if held:
-            yield spec.name, held
+        yield from find_held(world.hosts[spec.host], spec, ours)
 
 
-def find_held(host: Host, spec: ProcessSpec, ours: set[int]) -> str | None:
-    """Who holds a port of this process: `port 8100: pid 12 (python)`; None when both are free.
+def find_held(host: Host, spec: ProcessSpec, ours: Collection[int] = ()) -> Iterator[HeldPort]:
+    """Ports of this process that somebody else holds.
 
     Args:
         ours: pids whose ports do not count, because they are the deployment's own.
@@ -158,6 +154,5 @@ def find_held(host: Host, spec: ProcessSpec, ours: set[int]) -> str | None:
     for port in (spec.port, spec.side_channel_port):
         holder = host.port_holder(spec.address, port) if port else None
         pid = _PID.match(holder) if holder else None
-        if holder and not (pid and int(pid[1]) in ours):
-            return f"port {port} is held by {holder}"
-    return None
+        if port and holder and not (pid and int(pid[1]) in ours):
+            yield HeldPort(spec.name, port, holder)

@@ -17,7 +17,7 @@ from pdctl.deploy.world import World
 from pdctl.engine import choices
 from pdctl.plan.build import build
 from pdctl.plan.chosen import completed, kept
-from pdctl.plan.facts import Facts
+from pdctl.plan.facts import Facts, HeldPort
 from pdctl.plan.model import (
     Action,
     ChoosePorts,
@@ -110,19 +110,24 @@ def survey(world: World, wanted: Wanted, store: StateStore) -> Survey:
     chosen = kept(shown.processes, state)
     deployment = wanted.rendered(chosen)
     seen = facts.gather(world, wanted.config, deployment, state, marks=wanted.marks)
-    if lost := _lost_ports(shown, seen):
-        # A port that pdctl chose for a process now dead, and that a stranger took meanwhile.
-        chosen = kept(shown.processes, state, not_again=lost)
+    if lost := _lost_ports(chosen, seen):
+        chosen = kept(shown.processes, state, not_again={held.process for held in lost})
         deployment = wanted.rendered(chosen)
-        held = {name: held for name, held in seen.held_ports.items() if name not in lost}
-        seen = replace(seen, held_ports=held)
+        in_the_way = tuple(held for held in seen.held_ports if held not in lost)
+        seen = replace(seen, held_ports=in_the_way)
     plan = build(wanted.config, deployment, seen, state, verify=wanted.verify)
     return Survey(state, seen, chosen, deployment, plan)
 
 
-def _lost_ports(shown: Deployment, seen: Facts) -> frozenset[str]:
-    auto = {spec.name for spec in shown.processes if 0 in (spec.port, spec.side_channel_port)}
-    return frozenset(auto & set(seen.held_ports))
+def _lost_ports(chosen: Chosen, seen: Facts) -> list[HeldPort]:
+    """Ports that pdctl chose earlier, and that a stranger took when their process was dead."""
+    return [
+        held
+        for held in seen.held_ports
+        if held.process not in seen.alive
+        and held.port
+        in (chosen.ports.get(held.process), chosen.side_channel_ports.get(held.process))
+    ]
 
 
 def up(world: World, wanted: Wanted, store: StateStore, found: Survey, *, prove: Prove) -> Outcome:
@@ -283,9 +288,9 @@ class _Run:
         )
         self._deployment = self._wanted.rendered(chosen)
         starting = [s for s in self._deployment.processes if s.name in action.starting]
-        held = [(s, facts.find_held(self._host(s), s, set())) for s in starting]
-        if conflicts := tuple(f"{who}, which {spec.name} needs" for spec, who in held if who):
-            raise _ports_taken(conflicts)
+        held = [held for spec in starting for held in facts.find_held(self._host(spec), spec)]
+        if held:
+            raise _ports_taken(tuple(map(str, held)))
         state = self._state
         for spec in starting:
             state = state.with_process(self._intent(spec, chosen))

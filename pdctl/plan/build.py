@@ -50,11 +50,7 @@ def build(
     return Plan(
         name=config.name,
         steps=steps,
-        conflicts=tuple(
-            f"{facts.held_ports[spec.name]}, which {spec.name} needs"
-            for spec in deployment.processes
-            if verdicts[spec.name].start and spec.name in facts.held_ports
-        ),
+        conflicts=tuple(str(held) for held in facts.held_ports if verdicts[held.process].start),
         consent=tuple(_consent(steps, facts, state, deployment)),
         instances=tuple(_instances(config)),
         hourly_usd=None if isinstance(config.target, Ec2Target) else 0.0,

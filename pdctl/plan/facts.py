@@ -1,9 +1,20 @@
 """What planning must know of the world. `deploy.facts` gathers it; here are only the values."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pdctl.base.process import RunningProcess
+
+
+@dataclass(frozen=True)
+class HeldPort:
+    """A port that a process needs and somebody else has: `holder` is `pid 12 (python)`."""
+
+    process: str
+    port: int
+    holder: str
+
+    def __str__(self) -> str:
+        return f"port {self.port} is held by {self.holder}, which {self.process} needs"
 
 
 @dataclass(frozen=True)
@@ -20,8 +31,7 @@ class Facts:
         alive: names of recorded processes that run, each the very one that was recorded.
         healthy: of those, the ones that answer.
         leftovers: processes with this deployment's mark that belong to none of `alive`.
-        held_ports: by process name, who holds a port that it needs: `port 8100: pid 12 (python)`.
-            Ports that the deployment's own processes hold are not among them.
+        held_ports: ports in the way, but for those that the deployment's own processes hold.
     """
 
     known: bool = True
@@ -33,4 +43,4 @@ class Facts:
     alive: frozenset[str] = frozenset()
     healthy: frozenset[str] = frozenset()
     leftovers: tuple[RunningProcess, ...] = ()
-    held_ports: Mapping[str, str] = field(default_factory=dict)
+    held_ports: tuple[HeldPort, ...] = ()

@@ -2,11 +2,13 @@
 
 well       answers soon
 late       never answers /health with 200
+until:PATH answers /health with 200 once there is such a file
 dies       says something and ends
 deaf       does not end at SIGTERM
 family     has a child in a session of its own, which outlives it
 
-Run with `-I -S`, and without http.server, so that it starts in a few milliseconds.
+Without `--how`, $HOW says it. Run with `-I -S`, and without http.server, so that it starts in a
+few milliseconds.
 """
 
 import os
@@ -16,7 +18,7 @@ import sys
 import time
 
 options = dict(zip(sys.argv[1:-1], sys.argv[2:], strict=True))
-port, how = int(options["--port"]), options["--how"]
+port, how = int(options["--port"]), options.get("--how", os.environ.get("HOW", "well"))
 
 print(f"loading weights for port {port}", flush=True)
 if how == "dies":
@@ -31,12 +33,17 @@ if how == "family" and os.fork() == 0:
     time.sleep(600)
     sys.exit()
 
+
+def is_healthy() -> bool:
+    return how != "late" and (not how.startswith("until:") or os.path.exists(how[6:]))
+
+
 listener = socket.create_server((options.get("--host", "127.0.0.1"), port))
 while True:
     client, _ = listener.accept()
     with client:
         path = client.recv(4096).split(b" ", 2)[1:2]
-        good = how != "late" and path in ([b"/health"], [b"/version"])
+        good = is_healthy() and path in ([b"/health"], [b"/version"])
         body = b'{"version": "0.0.1"}'
         client.sendall(
             b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"

@@ -3,7 +3,7 @@ from dataclasses import replace
 from pdctl.base.process import ProcessRef, RunningProcess
 from pdctl.plan.build import build
 from pdctl.plan.chosen import kept
-from pdctl.plan.facts import Facts
+from pdctl.plan.facts import Facts, HeldPort
 from pdctl.plan.model import EndLeftovers, Install, Plan, Step, Stop
 from tests.plan.samples import FRESH, NAMES, RECIPE, RUNNING, config, deployment, state
 
@@ -131,7 +131,7 @@ def test_leftovers_are_ended_first_and_without_a_state_only_with_consent() -> No
 
 
 def test_a_held_port_is_a_conflict_only_for_what_starts() -> None:
-    held = {"prefill-0": "port 8100 is held by pid 7 (nginx)"}
+    held = (HeldPort("prefill-0", 8100, "pid 7 (nginx)"),)
     assert planned(replace(FRESH, held_ports=held)).conflicts == (
         "port 8100 is held by pid 7 (nginx), which prefill-0 needs",
     )

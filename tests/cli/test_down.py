@@ -1,0 +1,66 @@
+import pytest
+
+from pdctl.base.exits import ExitCode
+from pdctl.base.paths import deployment_dir, log_dir
+from tests.cli.deployed import NAME, Deployed
+from tests.cli.helpers import run_cli
+
+
+def test_down_ends_all_and_the_second_has_nothing_to_remove(deployed: Deployed) -> None:
+    run_cli(*deployed.args("up", "--no-verify"))
+    first = run_cli(*deployed.args("down"))
+    assert first.exit_code == 0
+    assert deployed.running() == []
+    assert "`demo` is down: 3 processes ended, nothing is left" in first.stderr
+    assert f"logs are in {log_dir(NAME)}" in first.stderr
+    second = run_cli(*deployed.args("down"))
+    assert (second.exit_code, second.stdout) == (0, "")
+    assert "nothing to remove: nothing of `demo` runs" in second.stderr
+
+
+def test_down_of_what_never_was_makes_nothing(deployed: Deployed) -> None:
+    assert run_cli(*deployed.args("down")).exit_code == 0
+    assert not deployment_dir(NAME).exists()
+
+
+def test_down_needs_no_file(deployed: Deployed) -> None:
+    run_cli(*deployed.args("up", "--no-verify"))
+    deployed.file.write_text("name: [broken")
+    broken = run_cli(*deployed.args("down"))
+    assert broken.exit_code == ExitCode.CONFIG
+    assert "`pdctl down --name NAME` needs no file" in broken.stderr
+    assert len(deployed.running()) == 3
+    assert run_cli("down", "--name", NAME).exit_code == 0
+    assert deployed.running() == []
+
+
+@pytest.mark.parametrize("name", ["../etc", "a/b", "", "UP"])
+def test_a_name_that_could_be_a_path_is_refused(deployed: Deployed, name: str) -> None:
+    result = run_cli("down", "--name", name)
+    assert result.exit_code == ExitCode.USAGE
+
+
+def test_json_lists_what_was_ended(deployed: Deployed) -> None:
+    run_cli(*deployed.args("up", "--no-verify"))
+    pids = deployed.pids()
+    value = run_cli(*deployed.args("down", "--json")).json
+    assert {each["name"]: each["pid"] for each in value["ended"]} == pids
+    assert value["logs"] == str(log_dir(NAME))
+    assert run_cli(*deployed.args("down", "--json")).json == {
+        "name": NAME,
+        "ended": [],
+        "leftovers": [],
+        "removed": [],
+        "logs": None,
+    }
+
+
+def test_a_damaged_state_can_be_forgotten_on_request(deployed: Deployed) -> None:
+    run_cli(*deployed.args("up", "--no-verify"))
+    (deployment_dir(NAME) / "state.json").write_text("{")
+    result = run_cli("down", "--name", NAME, "--forget-damaged-state")
+    assert result.exit_code == 0, result.stderr
+    assert deployed.running() == []
+    (kept,) = deployment_dir(NAME).glob("state.json.damaged-*")
+    assert kept.read_text() == "{"
+    assert str(kept) in result.stderr.replace("\n", "")
