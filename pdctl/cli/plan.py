@@ -44,7 +44,7 @@ def show_plan(plan: "Plan", *, json: bool) -> None:
         return
     for step in plan.steps:
         ui.data(_line(step))
-    for conflict in plan.conflicts:
+    for conflict in (*plan.unfit, *plan.conflicts):
         ui.say(f"{ui.mark('bad')} {conflict}", "bad")
     for reason in plan.consent:
         ui.say(f"{ui.mark('warn')} {reason}; `up` asks first", "warn")

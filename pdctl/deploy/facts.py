@@ -4,19 +4,21 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
-from pdctl.base.errors import NotFoundError
+from pdctl.base.errors import BadAnswerError, NotFoundError
 from pdctl.base.process import ProcessSpec, RunningProcess
 from pdctl.config.model import Config
 from pdctl.deploy import folders
 from pdctl.deploy.world import World
 from pdctl.engine import choices
 from pdctl.engine.install import InstallStep, pending
+from pdctl.engine.probe import disagreements, parse_probe, probe_command, probe_script
 from pdctl.plan.facts import Facts, HeldPort
 from pdctl.render.model import Deployment, RenderedFile
 from pdctl.state.model import DeploymentState
 from pdctl.targets.base import Host
 
 _CHECK_LIMIT_S = 120.0
+_PROBE_LIMIT_S = 60.0
 _PID = re.compile(r"pid (\d+)\b")
 
 
@@ -45,6 +47,7 @@ def gather(
         changed_files=tuple(
             str(each.path) for each in deployment.files if not _is_as_rendered(world, each)
         ),
+        unfit=tuple(_unfit(engine_hosts, config, deployment, alive)),
         pending_install=tuple(_pending_install(engine_hosts, deployment)),
         damage=_damage(engine_hosts, deployment),
         model_pending=_is_pending(engine_hosts, deployment.model_step),
@@ -93,6 +96,26 @@ def _require_program(host: Host, python: str) -> None:
 def _engine_hosts(world: World, deployment: Deployment) -> list[Host]:
     names = dict.fromkeys(s.host for s in deployment.processes if s.role != "router")
     return [world.hosts[name] for name in names]
+
+
+def _unfit(
+    hosts: list[Host], config: Config, deployment: Deployment, alive: frozenset[str]
+) -> Iterator[str]:
+    """What the user's own engine lacks. What pdctl installs is checked by its recipe."""
+    python = config.engine.python
+    if deployment.recipe is not None or python is None:
+        return
+    if all(spec.name in alive for spec in deployment.processes):
+        return  # it runs, which is more than any look at its files can tell
+    for host in hosts:
+        result = host.run(probe_command(python), timeout=_PROBE_LIMIT_S, stdin=probe_script())
+        try:
+            found = parse_probe(result.stdout)
+        except BadAnswerError as error:
+            said = result.stderr.strip().splitlines()[-1:] or error.detail[-1:]
+            yield ": ".join([error.message, *said])
+        else:
+            yield from disagreements(config, found)
 
 
 def _alive(world: World, state: DeploymentState | None) -> Iterator[str]:

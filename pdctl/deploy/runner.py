@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from pdctl import __version__
 from pdctl.base import paths
-from pdctl.base.errors import PdctlError, TemporaryError
+from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
 from pdctl.base.events import Note, StepDone, StepFailed, StepSkipped, StepStarted
 from pdctl.base.process import ProcessSpec, RunningProcess
 from pdctl.config.model import Config, LocalTarget
@@ -136,9 +136,16 @@ def up(world: World, wanted: Wanted, store: StateStore, found: Survey, *, prove:
     Raises:
         TemporaryError: a port is taken, no space is left, or a limit passed.
         UnreachableError: a process ended while it was starting.
-        BadAnswerError: a command of the installation failed, or the proof did.
+        BadAnswerError: the user's own engine does not fit, a command of the installation
+            failed, or the proof did.
         KeyboardInterrupt: after saying what keeps running.
     """
+    if found.plan.unfit:
+        raise BadAnswerError(
+            "your engine cannot run this configuration; nothing was started",
+            where=f"key `engine.python`: {wanted.config.engine.python}",
+            detail=found.plan.unfit,
+        )
     if found.plan.conflicts:
         raise _ports_taken(found.plan.conflicts)
     return _Run(world, wanted, store, found, prove).apply()

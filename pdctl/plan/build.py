@@ -50,6 +50,7 @@ def build(
     return Plan(
         name=config.name,
         steps=steps,
+        unfit=facts.unfit,
         conflicts=tuple(str(held) for held in facts.held_ports if verdicts[held.process].start),
         consent=tuple(_consent(steps, facts, state, deployment)),
         instances=tuple(_instances(config)),

@@ -25,6 +25,7 @@ class Facts:
         known: False where nobody was asked; everything is then taken to be still to do.
         missing_directories: of the deployment's directories.
         changed_files: of its files; missing ones too.
+        unfit: why the user's own engine cannot run this configuration, in sentences.
         pending_install: ids of the recipe's steps that are not done.
         damage: what the recipe's check said of a complete environment; empty when it is intact.
         model_pending: the built-in model is not made yet.
@@ -37,6 +38,7 @@ class Facts:
     known: bool = True
     missing_directories: tuple[str, ...] = ()
     changed_files: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
     pending_install: tuple[str, ...] = ()
     damage: str = ""
     model_pending: bool = False

@@ -113,7 +113,8 @@ class Plan:
     """What `up` would do.
 
     Attributes:
-        conflicts: why it cannot be done as it is, such as a port that somebody else holds.
+        unfit: why the user's own engine cannot run the configuration.
+        conflicts: ports in the way, each with its holder.
         consent: what a user must agree to first, in sentences; empty when nothing is at stake.
         instances: machines, for targets that make them.
         hourly_usd, as_of: cost of those machines; None where nobody has looked it up.
@@ -122,6 +123,7 @@ class Plan:
 
     name: str
     steps: tuple[Step, ...]
+    unfit: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     consent: tuple[str, ...] = ()
     instances: tuple[Instance, ...] = ()

@@ -4,6 +4,7 @@ The engines' interpreter is a script that runs `tests/deploy/server.py` whatever
 and so does the router's, which is declared to be upstream's example.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -26,6 +27,10 @@ NAME = "demo"
 SERVER = Path(__file__).parents[1] / "deploy" / "server.py"
 
 
+ENGINE = {"schema_version": 1, "vllm": "0.32.0", "nixl": "1.5.1", "device": "cpu"}
+"""What the interpreter says of itself."""
+
+
 class Deployed:
     """A configuration file in a folder of its own, and what became of it."""
 
@@ -34,6 +39,7 @@ class Deployed:
         self.file = folder / "pd.yaml"
         self.python = folder / "python"
         script = f"""#!/bin/sh
+if [ "$*" = "-I -" ]; then echo '{json.dumps(ENGINE)}'; exit; fi
 if [ "$1" = -m ]; then shift 2; set -- {SERVER} "$@"; fi
 exec {sys.executable} -I -S "$@"
 """

@@ -99,6 +99,20 @@ def test_a_process_that_dies_while_starting_is_shown(deployed: Deployed) -> None
     assert run_cli(*deployed.args("up", "--no-verify", "--yes")).exit_code == 0
 
 
+def test_an_engine_that_does_not_fit_is_refused_before_anything_starts(
+    deployed: Deployed,
+) -> None:
+    deployed.python.write_text(deployed.python.read_text().replace("0.32.0", "0.31.0"))
+    result = run_cli(*deployed.args("up", "--no-verify"))
+    assert result.exit_code == ExitCode.BAD_ANSWER
+    assert "your engine cannot run this configuration; nothing was started" in result.stderr
+    assert "vLLM 0.31.0 is installed, the configuration is for 0.32.0" in result.stderr
+    deployed.python.write_text("#!/bin/sh\necho not for you >&2; exit 1\n")
+    result = run_cli(*deployed.args("plan"))
+    assert "the engine's Python did not answer the probe: not for you" in result.stderr
+    assert deployed.running() == []
+
+
 def test_a_change_that_stops_service_asks_first(deployed: Deployed) -> None:
     run_cli(*deployed.args("up", "--no-verify"))
     before = deployed.pids()
