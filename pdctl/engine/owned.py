@@ -184,6 +184,8 @@ def flags(arguments: Sequence[str]) -> Iterator[Flag]:
 def _full_name(written: str) -> str | None:
     if written in _SHORT:
         return _SHORT[written]
+    if written[:2] in _SHORT and not written.startswith("--"):
+        return _SHORT[written[:2]]  # `-qfp8`
     if not re.match(r"--[A-Za-z]", written):
         return None
     name = written[2:].split()[0].split(".")[0].replace("_", "-")

@@ -78,18 +78,28 @@ def _versions(config: Config, facts: EngineFacts) -> Iterator[str]:
             f"vLLM {facts.vllm} is installed, the configuration is for {wanted}: "
             f'write `engine.vllm: "{_public(facts.vllm)}"`'
         )
-    nixl = choices.nixl_version(config)
     if facts.nixl is None:
         yield "NIXL is not installed in the engine's Python"
-    elif _public(facts.nixl) != _public(nixl):
-        yield (
-            f"NIXL {facts.nixl} is installed, the configuration is for {nixl}: "
-            f'write `engine.nixl: "{_public(facts.nixl)}"`'
-        )
+    else:
+        yield from _nixl(config, facts.nixl)
     builds = {version for version in facts.nixl_builds.values() if version != facts.nixl}
     if builds:
         names = ", ".join(f"{name} {number}" for name, number in facts.nixl_builds.items())
         yield f"NIXL {facts.nixl} is installed with builds of other versions: {names}"
+
+
+def _nixl(config: Config, installed: str) -> Iterator[str]:
+    wanted = config.engine.nixl
+    if wanted is not None and _public(installed) != _public(wanted):
+        yield (
+            f"NIXL {installed} is installed, the configuration is for {wanted}: "
+            f'write `engine.nixl: "{_public(installed)}"`'
+        )
+        return
+    for backend in choices.backends(config):
+        reason = choices.traits_of(config).nixl.value[backend].why_not(installed)
+        if reason:
+            yield f"NIXL {installed} is installed and does not go with {backend}: {reason}"
 
 
 def _public(version: str) -> str:
