@@ -363,9 +363,7 @@ class _Turn:
         usable = [handle for handle in found if self._offerable(handle, prefill)]
         if not usable:
             return 0
-        ids: list[int] | None = yield Render(
-            prefill, tokenize_body(self.request.endpoint, self.body)
-        )
+        ids = yield from self._rendered(prefill)
         if ids is None:
             self.report.reason = "prompt_not_rendered"
             return 0
@@ -383,6 +381,16 @@ class _Turn:
         self.claimed = taken
         self.prompt_ids = ids
         return tokens
+
+    def _rendered(self, prefill: str) -> Generator[Action, Any, list[int] | None]:
+        """The prompt's ids: the client's own where it sends ids, which `/tokenize` refuses."""
+        given = self.body.get("prompt")
+        if isinstance(given, list):
+            return given  # `judge` let nothing but one list of ids through
+        ids: list[int] | None = yield Render(
+            prefill, tokenize_body(self.request.endpoint, self.body)
+        )
+        return ids
 
     def _offerable(self, handle: Handle, prefill: str) -> bool:
         now = self.clock()

@@ -426,6 +426,18 @@ def test_completions_report_their_ids_on_the_choice() -> None:
     assert "prompt_token_ids" not in decode.body["kv_transfer_params"]
 
 
+def test_a_prompt_of_ids_is_not_rendered() -> None:
+    """`/tokenize` takes text only, and there is nothing to find out."""
+    request = a_request(conversation="c1")
+    request = type(request)(COMPLETIONS, {"model": "m", "prompt": NEXT}, "", "c1", "r")
+    book = Playbook(request)
+    old = a_handle(PROMPT, ANSWER)
+    book.expect(Find, [old])
+    book.expect(Take, old)
+    leg = book.expect(Prefill, p_answer(NEXT, reused=9, cached=9))
+    assert leg.body["kv_transfer_params"]["remote_num_tokens"] == 9
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
