@@ -126,6 +126,15 @@ class Evidence:
     probe: SideProbe = field(default_factory=SideProbe)
 
     @property
+    def proven_by_router(self) -> bool:
+        """The router's own probe saw blocks move both ways between the engines of turn 2."""
+        said = self.second.explanation if self.second else None
+        return said is not None and any(
+            pair.ok and (pair.prefill, pair.decode) == (said.prefill, said.decode)
+            for pair in self.router.pairs
+        )
+
+    @property
     def reused(self) -> int | None:
         """Tokens of turn 2 that prefill pulled, by its own count."""
         if self.second is None:
@@ -323,12 +332,11 @@ def _not_reused(evidence: Evidence) -> _Fault:
             "config",
             ("set `kv.bidirectional: true`, then `pdctl down` and `pdctl up`",),
         )
-    evidence_text = _router_words(evidence)
+    said = _router_words(evidence)
     fault = _side_fault(evidence.probe)
     if fault is None:
-        return _Fault(f"turn 2 reused nothing{evidence_text}", None, ("pdctl status",))
-    reason = f"turn 2 reused nothing: {fault.reason}{evidence_text}"
-    return _Fault(reason, fault.side, fault.hints)
+        return _Fault(f"turn 2 reused nothing{said}", None, ("pdctl status",))
+    return _Fault(f"turn 2 reused nothing: {fault.reason}{said}", fault.side, fault.hints)
 
 
 def _router_words(evidence: Evidence) -> str:

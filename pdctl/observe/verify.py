@@ -126,9 +126,10 @@ class _Run:
         if evidence.problem:
             await self._blame_the_dead()
         elif not evidence.reused:
-            self._tell("asking the engines which side does not take part")
-            evidence.probe = await self._probe(evidence)
             evidence.router = await self._router_facts()
+            if not evidence.proven_by_router:
+                self._tell("asking the engines which side does not take part")
+                evidence.probe = await self._probe(evidence)
         return judge(evidence)
 
     # --- before the turns ---------------------------------------------------------------

@@ -145,6 +145,7 @@ class FakeRouter:
     fail_from: int = 1
     hang_from: int = 10**9
     bytes_move: bool = True
+    loses_handles: bool = False
     urls: tuple[str, str] = ("", "")
     turns: list[dict[str, Any]] = field(default_factory=list)
     held: dict[str, list[int]] = field(default_factory=dict)
@@ -192,7 +193,7 @@ class FakeRouter:
     def _pull(self, body: dict[str, Any], prompt: list[int]) -> int:
         held = self.held.pop(body.get("conversation_id") or "", None)
         works = self.prefill.bidirectional and self.decode.bidirectional and not self.canary
-        if not works or held is None or prompt[: len(held)] != held:
+        if not works or held is None or self.loses_handles or prompt[: len(held)] != held:
             return 0
         reused = len(held) - 1
         if self.bytes_move and self.prefill.pulled is not None:

@@ -120,11 +120,16 @@ async def test_another_router_is_proven_by_the_engines_own_counters() -> None:
 
 
 async def test_decode_flag_off_is_named() -> None:
-    report = await failing(decode=FakeEngine("decode", bidirectional=False), reason="no_handle")
+    report = await failing(
+        decode=FakeEngine("decode", bidirectional=False),
+        reason="pair_not_proven",
+        canary="no handle",
+    )
     assert report.side == "decode"
-    assert report.reason == (
+    assert re.sub(r"http://\S+", "URL", report.reason) == (
         "turn 2 reused nothing: decode returns no handle, so it runs with "
-        "`bidirectional_kv_xfer` off; the router says `no_handle`"
+        "`bidirectional_kv_xfer` off; the router says `pair_not_proven`; its probe of URL → URL "
+        "found: no handle"
     )
     assert report.hints[0].startswith('start decode with `"bidirectional_kv_xfer": true`')
     assert report.bytes_pulled == 0
@@ -158,9 +163,20 @@ async def test_a_busy_decode_leaves_prefill_as_the_side_by_elimination(
     report = await failing(
         prefill=FakeEngine("prefill", bidirectional=False),
         decode=FakeEngine("decode", running=3),
+        canary="prefill never answered",
     )
     assert report.side == "prefill"
     assert "higher `kv_recompute_threshold` than configured" in report.reason
+
+
+async def test_a_pair_that_the_router_has_proven_has_no_side_at_fault() -> None:
+    async with fake_pair(loses_handles=True, reason="expired") as pair:
+        report = await run(pair)
+        # Nor is anything asked of the engines: both are known to take part.
+        assert [body.get("kv_transfer_params") for body in pair.decode.completions] == [None]
+    assert not report.ok
+    assert report.side is None
+    assert report.reason == "turn 2 reused nothing; the router says `expired`"
 
 
 async def test_both_flags_on_leaves_the_word_to_the_router() -> None:
@@ -216,7 +232,7 @@ async def test_a_router_that_is_not_ready_is_waited_for_and_then_told() -> None:
     faults: dict[str, Any] = {"ready": False, "canary": "decode did not get prefill's blocks"}
     async with fake_pair(fail=(503, "no pair"), **faults) as pair:
         report = await verify(
-            pair.endpoints, replace(QUICK, ready_s=0.02), listen=events.append, sleep=sleep
+            pair.endpoints, replace(QUICK, ready_s=0.5), listen=events.append, sleep=sleep
         )
     assert slept
     waiting = [event for event in events if isinstance(event, StepWaiting)]
