@@ -23,7 +23,7 @@ class TurnExplanation:
 
     Attributes:
         outcome: HIT (all that was possible), PARTIAL, MISS, or OFF (this request is never reused).
-        reason: why not more was reused, such as `first_turn`; empty for a HIT.
+        reason: in one word, such as `continued` or `first_turn`; docs/router.md lists them.
         reused_tokens: pulled from decode, counted by prefill (`remote_prefill_cached_tokens`).
         prompt_tokens: length of the prompt; None when no engine said.
         prefill, decode: base URLs of the engines that served the turn.

@@ -16,6 +16,8 @@ from pdctl.observe.turns import Turn
 _MARGIN = 8
 """Tokens to spare, so that no rounding in engine or router decides the proof."""
 _LEAST_PROMPT = 32
+NOT_COUNTED = "not_counted_by_engine"
+"""The router's word for engines too old to count what they pull: its number is no proof."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,20 @@ class Evidence:
         )
 
     @property
+    def counted_none(self) -> bool:
+        """Prefill itself said that turn 2 reused nothing, so no metric will move for it."""
+        said = self.second.explanation if self.second else None
+        return said is not None and said.reason != NOT_COUNTED and said.reused_tokens == 0
+
+    @property
     def reused(self) -> int | None:
         """Tokens of turn 2 that prefill pulled, by its own count."""
         if self.second is None:
             return None
         said = self.second.explanation
-        return said.reused_tokens if said is not None else self.external_tokens
+        if said is None or said.reason == NOT_COUNTED:
+            return self.external_tokens
+        return said.reused_tokens
 
 
 @dataclass(frozen=True)
@@ -261,7 +271,7 @@ def _turn_report(number: int, turn: Turn, reused: int | None) -> TurnReport:
         turn=number,
         ttft_ms=_ms(turn),
         prompt_tokens=turn.prompt_tokens or (said.prompt_tokens if said else None),
-        reused_tokens=said.reused_tokens if said else reused,
+        reused_tokens=said.reused_tokens if said and said.reason != NOT_COUNTED else reused,
         outcome=said.outcome if said else None,
         reason=said.reason if said else "",
     )
@@ -434,7 +444,8 @@ def _proved(evidence: Evidence, equal: bool | None) -> list[str]:
     if second is None or not evidence.reused or sizes is None:
         return []
     said = second.explanation
-    source = "`remote_prefill_cached_tokens`" if said else "its prompt token counters"
+    counted = said is not None and said.reason != NOT_COUNTED
+    source = "`remote_prefill_cached_tokens`" if counted else "`vllm:prompt_tokens_by_source`"
     lines = [
         f"turn 2 reused {evidence.reused:,} of {second.prompt_tokens or sizes.second_prompt:,} "
         f"prompt tokens from decode, as prefill itself counted ({source})"

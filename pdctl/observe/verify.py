@@ -313,8 +313,7 @@ class _Run:
             then = before[engine.url]
             evidence.pulled = growth(then.nixl_bytes, after.nixl_bytes)
             evidence.external_tokens = growth(then.external_tokens, after.external_tokens)
-            nothing_to_see = evidence.reused == 0 and said is not None
-            if evidence.pulled or nothing_to_see or time.monotonic() - started >= limit:
+            if evidence.pulled or evidence.counted_none or time.monotonic() - started >= limit:
                 return
             await self.sleep(self.options.poll_s)
 

@@ -146,6 +146,7 @@ class FakeRouter:
     hang_from: int = 10**9
     bytes_move: bool = True
     loses_handles: bool = False
+    external_moves: bool = True
     urls: tuple[str, str] = ("", "")
     turns: list[dict[str, Any]] = field(default_factory=list)
     held: dict[str, list[int]] = field(default_factory=dict)
@@ -198,7 +199,8 @@ class FakeRouter:
         reused = len(held) - 1
         if self.bytes_move and self.prefill.pulled is not None:
             self.prefill.pulled += reused * BYTES_A_TOKEN
-        self.prefill.external += reused
+        if self.external_moves:
+            self.prefill.external += reused
         return reused
 
     def _headers(self, request: web.Request, reused: int, prompt: int) -> dict[str, str]:

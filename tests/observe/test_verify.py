@@ -116,7 +116,16 @@ async def test_another_router_is_proven_by_the_engines_own_counters() -> None:
     assert report.ok
     assert report.turns[1].reused_tokens == 271
     assert report.turns[1].outcome is None
-    assert "its prompt token counters" in report.proved[0]
+    assert "`vllm:prompt_tokens_by_source`" in report.proved[0]
+
+
+async def test_what_a_router_only_believes_is_checked_with_the_engine() -> None:
+    async with fake_pair(reason="not_counted_by_engine") as pair:
+        assert "`vllm:prompt_tokens_by_source`" in (await run(pair)).proved[0]
+    async with fake_pair(reason="not_counted_by_engine", external_moves=False) as pair:
+        report = await run(pair)
+    assert not report.ok
+    assert report.turns[1].reused_tokens == 0
 
 
 async def test_decode_flag_off_is_named() -> None:
