@@ -132,7 +132,7 @@ class _Progress:
                 say(f"… {what}", "dim")
             case StepProgress(id=step, text=text) if self._due(step):
                 say(f"… {text}{_share(event)}", "dim")
-            case StepWaiting():
+            case StepWaiting(id=step) if self._due(step):
                 say(
                     f"… waiting for {event.waiting_for} "
                     f"({event.elapsed_s:.0f} of at most {event.deadline_s:.0f} s)",

@@ -342,6 +342,8 @@ class _Run:
         self._save(self._state.with_process(healthy))
 
     def _verify(self) -> str:
+        # Whatever the proof says, nothing of `up` is left to be done.
+        self._save(replace(self._state, phase="running"))
         self._proven = self._prove(self._state)
         tokens = self._proven.reused_tokens
         proof = Proof(self._world.now(), tokens, self._state.refs())
