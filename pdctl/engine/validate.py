@@ -60,6 +60,17 @@ def notices(config: Config) -> list[str]:
             f"vLLM {vllm} answers with garbage when a receive fails on a hybrid model "
             "(vllm#52232); use 0.31.0 or newer for those",
         ),
+        (
+            _one_gpu_for_two(config),
+            "prefill and decode would both take most of the memory of the same GPUs: give each its "
+            "own by `CUDA_VISIBLE_DEVICES` in `prefill.env` and `decode.env`, or its share by "
+            "`gpu_memory_utilization`",
+        ),
+        (
+            any("expandable_segments:True" in value for value in _all_env(config)),
+            "`expandable_segments:True` was reported to make NIXL transfers some 600 times slower "
+            "(nixl#1754)",
+        ),
         (not config.kv.bidirectional, "`kv.bidirectional` is false: no turn reuses another's KV"),
         (config.engine.install == "cpu", install.ABOUT_CPU[0]),
         (
@@ -75,6 +86,21 @@ def notices(config: Config) -> list[str]:
     return [text for applies, text in said if applies]
 
 
+def _one_gpu_for_two(config: Config) -> bool:
+    if not choices.is_local(config) or choices.buffer_device(config) != "cuda":
+        return False
+    roles = (config.prefill, config.decode)
+    shares = [role.gpu_memory_utilization or _GPU_SHARE for role in roles]
+    devices = {role.env.get("CUDA_VISIBLE_DEVICES") for role in roles}
+    return len(devices) == 1 and sum(shares) > 1
+
+
+def _all_env(config: Config) -> list[str]:
+    sections = (config.model, config.prefill, config.decode)
+    return [value for section in sections for value in section.env.values()]
+
+
+_GPU_SHARE = 0.9  # vLLM's default; some releases take 0.92
 _EXAMPLE_TTL_S = 450.0 + ttl.DECLINE_S
 
 

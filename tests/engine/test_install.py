@@ -114,6 +114,13 @@ def test_another_index_is_for_torch_and_changes_nothing_else() -> None:
     assert plain.layout == other.layout
 
 
+def test_a_password_in_an_index_is_masked() -> None:
+    recipe = cpu(torch_index="https://me:sesame@torch.example/cpu")
+    assert "sesame" not in str(words(recipe)) + repr(recipe)
+    assert "https://me:sesame@torch.example/cpu" in recipe.steps[1].commands[0].argv()
+    assert recipe.steps[1].fingerprint == cpu().steps[1].fingerprint
+
+
 def test_the_default_interpreter_is_no_part_of_the_environment_but_a_chosen_one_is() -> None:
     assert cpu(default_python="/usr/bin/python3.12").steps[0].fingerprint == (
         cpu().steps[0].fingerprint

@@ -345,3 +345,29 @@ def test_the_community_build_is_named_as_such() -> None:
 )
 def test_other_notices(change: dict[str, Any], words: str) -> None:
     assert [text for text in notices(config(P5EN, **change)) if words in text]
+
+
+GPUS: dict[str, Any] = merged(LOCAL, {"engine": {"install": "pip"}})
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "said"),
+    [
+        ({}, {}, True),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, {"env": {"CUDA_VISIBLE_DEVICES": "0"}}, True),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, {"env": {"CUDA_VISIBLE_DEVICES": "1"}}, False),
+        ({"gpu_memory_utilization": 0.45}, {"gpu_memory_utilization": 0.45}, False),
+        ({"gpu_memory_utilization": 0.45}, {}, True),
+    ],
+)
+def test_two_engines_on_the_same_gpus(
+    prefill: dict[str, Any], decode: dict[str, Any], said: bool
+) -> None:
+    texts = notices(config(GPUS, prefill=prefill, decode=decode))
+    assert any("the same GPUs" in text for text in texts) is said
+    assert not any("the same GPUs" in text for text in notices(config(P5EN)))
+
+
+def test_an_allocator_setting_that_slows_transfers_down() -> None:
+    env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert any("nixl#1754" in text for text in notices(config(P5EN, decode={"env": env})))
