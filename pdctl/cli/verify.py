@@ -8,9 +8,10 @@ from pdctl.base.exits import ExitCode
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from pdctl.base.process import ProcessSpec
     from pdctl.config.model import Config
     from pdctl.doctor.table import Finding
     from pdctl.observe.endpoints import Endpoints
@@ -51,32 +52,27 @@ def verify(
 
 def _endpoints(file: "Path") -> "Endpoints":
     """Where the started deployment answers; one that pdctl did not start, where it is to be."""
-    from pdctl.observe.endpoints import endpoints_of
+    from pdctl.deploy.local import read_secrets
+    from pdctl.observe.endpoints import endpoints_of, first_key
     from pdctl.render.check import load_checked
-    from pdctl.render.deployment import render
-    from pdctl.render.place import place_of
     from pdctl.state.store import StateStore
 
     config = load_checked(file).config
-    key = _engine_key(config)
+    secrets = read_secrets(config)
     state = StateStore(config.name).load()
-    if state is not None and state.processes:
-        return endpoints_of(config, state.processes.values(), engine_key=key)
-    return endpoints_of(config, render(config, place_of(config)).processes, engine_key=key)
+    return endpoints_of(
+        config,
+        state.processes.values() if state and state.processes else _as_rendered(config),
+        engine_key=secrets.engine_key.value if secrets.engine_key else None,
+        router_key=first_key(secrets.client_keys.value) if secrets.client_keys else None,
+    )
 
 
-def _engine_key(config: "Config") -> str | None:
-    from pdctl.base.errors import NotFoundError
+def _as_rendered(config: "Config") -> "Iterable[ProcessSpec]":
+    from pdctl.render.deployment import render
+    from pdctl.render.place import place_of
 
-    file = config.engine.api_key_file
-    if file is None:
-        return None
-    try:
-        return file.read_text().strip()
-    except OSError as error:
-        raise NotFoundError(
-            f"cannot read the engines' key: {error.strerror}", where=str(file)
-        ) from error
+    return render(config, place_of(config)).processes
 
 
 async def _run(

@@ -15,14 +15,14 @@ def two_turns(config: Config, secrets: Secrets, listen: Listener) -> Prove:
     """The two-turn proof as `up` runs it: without the ordinary chat that `verify` adds."""
 
     def prove(state: DeploymentState) -> Proven:
-        from pdctl.observe.endpoints import endpoints_of
+        from pdctl.observe.endpoints import endpoints_of, first_key
         from pdctl.observe.verify import VerifyOptions, verify
 
         endpoints = endpoints_of(
             config,
             state.processes.values(),
             engine_key=secrets.engine_key.value if secrets.engine_key else None,
-            router_key=_first_key(secrets),
+            router_key=first_key(secrets.client_keys.value) if secrets.client_keys else None,
         )
         report = asyncio.run(verify(endpoints, VerifyOptions(chat=False), listen=listen))
         if not report.ok:
@@ -40,9 +40,3 @@ def not_proven(name: str, report: VerifyReport) -> BadAnswerError:
         detail=report.proved,
         hints=[*report.hints, "`pdctl verify` runs the proof again"],
     )
-
-
-def _first_key(secrets: Secrets) -> str | None:
-    lines = secrets.client_keys.value.splitlines() if secrets.client_keys else []
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return keys[0] if keys else None

@@ -102,6 +102,16 @@ def endpoints_of(
     )
 
 
+def first_key(text: str) -> str | None:
+    """The first key of `router.api_keys_file`: one a line, `key` or `tenant:key`, `#` comments."""
+    for raw in text.splitlines():
+        line = raw.partition("#")[0].strip()
+        if line:
+            tenant, colon, key = line.partition(":")
+            return key.strip() if colon else tenant
+    return None
+
+
 def _endpoint(process: Served) -> Endpoint:
     if not process.port:
         raise UnreachableError(

@@ -5,7 +5,7 @@ What a real pair does is shown in tests/e2e; these serve to inject what a health
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 from pdctl.observe.endpoints import Endpoint, Endpoints
 
 BYTES_A_TOKEN = 1000
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def answer_of(prompt: Iterable[int], count: int) -> list[int]:
@@ -49,6 +50,7 @@ class FakeEngine:
     version: str = "0.33.0"
     healthy_after: int = 0
     completions: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._dead_or_alive])
@@ -61,7 +63,8 @@ class FakeEngine:
         return app
 
     @web.middleware
-    async def _dead_or_alive(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _dead_or_alive(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self.keys.add(request.headers.get("authorization"))
         if not self.alive:
             assert request.transport is not None
             request.transport.close()
@@ -105,7 +108,7 @@ class FakeEngine:
         body = await request.json()
         self.completions.append(body)
         kv = body.get("kv_transfer_params") or {}
-        answer = {"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]}
+        answer: dict[str, Any] = {"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]}
         if self.role == "decode" and kv and self.bidirectional:
             self.usage += 0.25
             answer["kv_transfer_params"] = {
@@ -151,15 +154,21 @@ class FakeRouter:
     turns: list[dict[str, Any]] = field(default_factory=list)
     held: dict[str, list[int]] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
 
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(middlewares=[self._note_key])
         if self.ours:
             app.router.add_get("/pdctl/v1/state", self._state)
             app.router.add_delete("/v1/conversations/{id}", self._forget)
         app.router.add_post("/v1/completions", self._turn)
         app.router.add_post("/v1/chat/completions", self._turn)
         return app
+
+    @web.middleware
+    async def _note_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self.keys.add(request.headers.get("authorization"))
+        return await handler(request)
 
     async def _state(self, request: web.Request) -> web.Response:
         prefill, decode = self.urls

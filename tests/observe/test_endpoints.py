@@ -7,7 +7,7 @@ import pytest
 from pdctl.base.errors import UnreachableError
 from pdctl.base.process import RoleName
 from pdctl.config.model import Config
-from pdctl.observe.endpoints import Endpoint, endpoints_of
+from pdctl.observe.endpoints import Endpoint, endpoints_of, first_key
 
 
 @dataclass(frozen=True)
@@ -74,3 +74,17 @@ def test_external_engines_come_from_the_configuration() -> None:
 def test_a_port_that_was_never_chosen_means_never_started() -> None:
     with pytest.raises(UnreachableError, match="`decode-0` has no port yet"):
         endpoints_of(LOCAL, [Process("prefill-0", "prefill", 1), Process("decode-0", "decode", 0)])
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("", None),
+        ("# nobody yet\n\n", None),
+        ("abc\ndef\n", "abc"),
+        ("# team\nteam: abc # ours\n", "abc"),
+        ("a:b:c\n", "b:c"),
+    ],
+)
+def test_the_first_key_of_a_file(text: str, key: str | None) -> None:
+    assert first_key(text) == key

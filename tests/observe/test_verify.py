@@ -48,7 +48,8 @@ async def test_a_healthy_pair_is_proven_in_words_and_in_json() -> None:
         {"turn": 1, "prompt_tokens": 200, "reused_tokens": 0, "outcome": "MISS", "reason": ""},
         {"turn": 2, "prompt_tokens": 336, "reused_tokens": 271, "outcome": "HIT", "reason": ""},
     ]
-    assert told.pop("cold_ttft_ms") > 0
+    cold: Any = told.pop("cold_ttft_ms")
+    assert cold > 0
     chat: Any = told.pop("chat")
     assert chat["turn"] == 2
     assert chat["reused_tokens"] == 0
@@ -85,6 +86,14 @@ async def test_what_is_sent_is_fresh_exact_and_given_back() -> None:
     assert "conversation_id" not in cold
     assert cold["cache_salt"] != oracle["cache_salt"]
     assert len(chat) == 2
+
+
+async def test_every_server_is_shown_its_own_key_and_no_other() -> None:
+    async with fake_pair() as pair:
+        report = await verify(replace(pair.endpoints, engine_key="e", router_key="r"), QUICK)
+    assert report.ok
+    assert pair.router.keys == {"Bearer r"}
+    assert pair.prefill.keys == pair.decode.keys == {"Bearer e"}
 
 
 async def test_prefix_caching_off_and_several_steps_of_lag_are_fine() -> None:
