@@ -231,6 +231,7 @@ class Pairs:
         self._root, self._tell = root, tell
         self._current: Pair | None = None
         self._names: list[str] = []
+        self._ports: set[int] = set()
         self.marks = f"{root / 'state'}/"
 
     @contextlib.contextmanager
@@ -246,10 +247,11 @@ class Pairs:
             self.stop()
             pair = None
         if pair is None:
-            pair = self._new(setup)
-        # Also when it runs: what a test has ended is started again, and the rest left alone.
-        self._current = pair
-        self.bring_up(pair)
+            pair = self._current = self._new(setup)
+            self.bring_up(pair)
+        elif not self._answers(pair):
+            # A test has ended an engine: that one is started again, the other left alone.
+            self.bring_up(pair)
         pair.set_ttl(None)
         return pair
 
@@ -269,7 +271,19 @@ class Pairs:
             store = StateStore(pair.config.name)
             wanted = self._wanted(pair)
             found = runner.survey(world, wanted, store)
-            runner.up(world, wanted, store, found, prove=_no_proof)
+            state = runner.up(world, wanted, store, found, prove=_no_proof).state
+        for record in state.processes.values():
+            self._ports |= {record.port, record.side_channel_port or record.port}
+
+    def _answers(self, pair: Pair) -> bool:
+        with self.environment(), self._world() as world:
+            records = [pair.record("prefill"), pair.record("decode")]
+            return all(
+                record.ref is not None
+                and world.hosts[record.host].alive(record.ref)
+                and world.probe(record.url + record.health_path) is None
+                for record in records
+            )
 
     def end(self, pair: Pair, record: ProcessRecord, timeout: float) -> None:
         """End one engine, behind the deployment's back."""
@@ -284,6 +298,12 @@ class Pairs:
                 f"pid {each.ref.pid}: {' '.join(each.argv)[:100]}"
                 for host in world.hosts.values()
                 for each in host.find(self.marks)
+            ]
+            left += [
+                f"port {port}: {holder}"
+                for port in sorted(self._ports)
+                for host in world.hosts.values()
+                if (holder := host.port_holder("127.0.0.1", port))
             ]
             folders = [paths.temp_dir(name) for name in self._names]
         left += [f"folder {folder}" for folder in folders if folder.exists()]
