@@ -26,7 +26,10 @@ def plan(file: options.File = options.DEFAULT_FILE, json: options.Json = False) 
     if not isinstance(config.target, LocalTarget):
         shown = build(config, wanted.rendered(SHOWN), Facts(known=False), None)
         if not json:
-            ui.say(f"hosts of `target.kind: {config.target.kind}` were not asked", "warn")
+            kind = config.target.kind
+            instances = "; the instances themselves are not among them" if kind == "ec2" else ""
+            ui.say(f"hosts of `target.kind: {kind}` were not asked", "warn")
+            ui.say(f"these are the steps of a first `up`{instances}", "warn")
         show_plan(shown, json=json)
         return
     world = local.this_machine()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from pdctl.base.errors import TemporaryError, UnreachableError
 from pdctl.base.events import StepWaiting
+from pdctl.base.words import listed
 from pdctl.deploy import logs
 from pdctl.deploy.world import World
 from pdctl.state.model import ProcessRecord
@@ -95,4 +96,4 @@ def _what_for(world: World, waiting: Sequence[ProcessRecord], seen: dict[str, st
 
 
 def _names(records: Sequence[ProcessRecord]) -> str:
-    return " and ".join(record.name for record in records)
+    return listed([record.name for record in records])

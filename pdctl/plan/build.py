@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pdctl.base.process import ProcessSpec
-from pdctl.config.model import Config, Ec2Target
+from pdctl.base.words import listed
+from pdctl.config.model import Config, Ec2Target, ExternalTarget
 from pdctl.engine import choices
 from pdctl.plan.differences import differences
 from pdctl.plan.facts import Facts
@@ -110,7 +111,8 @@ class _Work:
         for group, label in ((engines, "health"), (routers, "router-health")):
             for spec in group:
                 yield _start(spec, verdicts[spec.name])
-            yield self._health(label, group, starting)
+            if group:
+                yield self._health(label, group, starting)
         yield self._proof(starting)
 
     def _leftovers(self) -> Iterator[Step]:
@@ -137,6 +139,9 @@ class _Work:
 
     def _engine(self) -> Iterator[Step]:
         recipe = self.deployment.recipe
+        if isinstance(self.config.target, ExternalTarget):
+            yield _nothing("engine", "use the engines that run", "something else runs them")
+            return
         if recipe is None:
             python = self.config.engine.python or "the hosts' own"
             yield _nothing("engine", f"use the vLLM of {python}", "`engine.install` is `existing`")
@@ -163,22 +168,27 @@ class _Work:
         step = self.deployment.model_step
         if step is None:
             model = self.config.model.id
-            source = "it is a path" if choices.is_path(model) else "the engines load it"
-            return _nothing("model", f"use the model {model}", source)
+            return _nothing("model", f"use the model {model}", self._model_source())
         if self.facts.known and not self.facts.model_pending:
             return _nothing("model", step.what, "an earlier run did it")
         return Step("model", step.what, step.why, True, Install(step))
 
+    def _model_source(self) -> str:
+        if isinstance(self.config.target, ExternalTarget):
+            return "the engines have it"
+        return "it is a path" if choices.is_path(self.config.model.id) else "the engines load it"
+
     def _files(self) -> Step:
         what = "write the plugin bundle and the deployment's files"
         paths = self.facts.changed_files
+        why = f"{len(paths)} of {len(self.deployment.files)} are missing or differ"
         if not self.facts.known:
             paths = tuple(str(file.path) for file in self.deployment.files)
+            why = "the engines and the plugin in them read these"
         if not self.deployment.files:
             return _nothing("files", what, "there are none")
         if not paths:
             return _nothing("files", what, "they are there, as rendered")
-        why = f"{len(paths)} of {len(self.deployment.files)} are missing or differ"
         return Step("files", what, why, True, WriteFiles(paths))
 
     def _stops(self, verdicts: dict[str, _Verdict]) -> Iterator[Step]:
@@ -207,11 +217,10 @@ class _Work:
         waiting = tuple(
             s.name for s in group if s.name in starting or s.name not in self.facts.healthy
         )
-        names = " and ".join(waiting or (s.name for s in group))
-        what = f"wait for {names} to answer"
+        what = f"wait for {listed(waiting or [s.name for s in group])} to answer"
         if not waiting:
             return _nothing(label, what, "they do" if len(group) > 1 else "it does")
-        then = "the router starts when both answer" if label == "health" else "clients come here"
+        then = "the router starts when they answer" if label == "health" else "clients come here"
         return Step(label, what, then, False, WaitHealthy(waiting))
 
     def _proof(self, starting: tuple[str, ...]) -> Step:

@@ -188,3 +188,13 @@ def test_hosts_that_were_not_asked_get_the_steps_of_a_first_up() -> None:
         ]
     }
     assert value["cost"] == {"hourly_usd": None, "as_of": None}
+
+
+def test_engines_that_something_else_runs_are_only_used() -> None:
+    target = {"kind": "external", "prefill": ["http://p"], "decode": ["http://d"]}
+    whole = deployment()
+    router = replace(whole, processes=whole.processes[2:], files=(), recipe=None, model_step=None)
+    plan = build(config(target=target), router, Facts(known=False), None)
+    assert step(plan, "engine").why == "something else runs them"
+    assert step(plan, "model").why == "the engines have it"
+    assert todo(plan) == ["directories", "ports", "router-0", "router-health", "verify"]
