@@ -27,6 +27,8 @@ class TurnExplanation:
         reused_tokens: pulled from decode, counted by prefill (`remote_prefill_cached_tokens`).
         prompt_tokens: length of the prompt; None when no engine said.
         prefill, decode: base URLs of the engines that served the turn.
+        attached_tokens: what the router offered to prefill.
+        retries: legs that were run again, by cause; empty for a turn that went straight.
     """
 
     outcome: Outcome
@@ -35,6 +37,8 @@ class TurnExplanation:
     prompt_tokens: int | None
     prefill: str
     decode: str
+    attached_tokens: int = 0
+    retries: tuple[str, ...] = ()
 
     def to_header(self) -> str:
         """One line of ASCII JSON."""
@@ -61,6 +65,8 @@ def read_explanation(header: str | None) -> TurnExplanation | None:
         prompt_tokens=_count(fields.get("prompt_tokens")),
         prefill=str(fields.get("prefill") or ""),
         decode=str(fields.get("decode") or ""),
+        attached_tokens=_count(fields.get("attached_tokens")) or 0,
+        retries=tuple(str(cause) for cause in fields.get("retries") or ()),
     )
 
 

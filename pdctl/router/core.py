@@ -13,13 +13,13 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pdctl.base.explain import Outcome
 from pdctl.router import legs, match
 from pdctl.router.eligible import Endpoint, judge, shape, tokenize_body
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Handle, Scope, is_handle
 from pdctl.router.legs import ClientWants, Harvest
 
-Outcome = Literal["HIT", "PARTIAL", "MISS", "OFF"]
 Settled = Literal["consumed", "unknown"]
 
 

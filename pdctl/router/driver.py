@@ -11,6 +11,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from pdctl.base.explain import REQUEST_ID_HEADER, TURN_HEADER, TurnExplanation
 from pdctl.base.sse import SseSplitter
 from pdctl.config.model import RouterLimits
 from pdctl.router import legs
@@ -420,7 +421,7 @@ class Driver:
         await response.write_eof()
 
     def _reply(self, failure: Failure) -> None:
-        headers = {"x-pdctl-request-id": self._request_id}
+        headers = {REQUEST_ID_HEADER: self._request_id}
         if failure.body:
             headers["Content-Type"] = failure.content_type
             body = failure.body
@@ -434,11 +435,11 @@ class Driver:
         self.response = web.Response(status=failure.client_status, body=body, headers=headers)
 
     def _response_headers(self, report: Report) -> dict[str, str]:
-        headers = {"x-pdctl-request-id": self._request_id}
+        headers = {REQUEST_ID_HEADER: self._request_id}
         if self._upstream is not None and (name := self._upstream.headers.get("X-Request-Id")):
             headers["X-Request-Id"] = name
         if self._explain:
-            headers["x-pdctl-turn"] = orjson.dumps(explanation(report)).decode()
+            headers[TURN_HEADER] = explanation(report).to_header()
         return headers
 
     # Handles.
@@ -467,18 +468,18 @@ class Driver:
         return evicted
 
 
-def explanation(report: Report) -> dict[str, Any]:
-    """What `x-pdctl-turn` says."""
-    return {
-        "outcome": report.outcome,
-        "reason": report.reason,
-        "reused_tokens": report.reused_tokens,
-        "attached_tokens": report.attached_tokens,
-        "prompt_tokens": report.prompt_tokens,
-        "prefill": report.prefill,
-        "decode": report.decode,
-        "retries": report.retries,
-    }
+def explanation(report: Report) -> TurnExplanation:
+    """What the client that asked is told."""
+    return TurnExplanation(
+        outcome=report.outcome,
+        reason=report.reason,
+        reused_tokens=report.reused_tokens,
+        prompt_tokens=report.prompt_tokens,
+        prefill=report.prefill,
+        decode=report.decode,
+        attached_tokens=report.attached_tokens,
+        retries=tuple(report.retries),
+    )
 
 
 async def note_start(shared: Shared, handle: Handle) -> None:

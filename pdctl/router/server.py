@@ -14,6 +14,7 @@ import orjson
 from aiohttp import web
 
 from pdctl import __version__
+from pdctl.base.explain import CONVERSATION_HEADER, EXPLAIN_HEADER, STATE_PATH
 from pdctl.base.requestlog import RequestRecord
 from pdctl.router import legs
 from pdctl.router.core import Policy, Release, Report, TurnRequest, run_turn
@@ -99,7 +100,7 @@ class Router:
         add.add_get("/health", self._health)
         add.add_get("/ready", self._ready)
         add.add_get("/metrics", self._metrics)
-        add.add_get("/pdctl/v1/state", self._state)
+        add.add_get(STATE_PATH, self._state)
         add.add_delete("/v1/conversations/{id}", self._forget)
         for method, path in PASSED:
             add.add_route(method, path, self._pass)
@@ -129,7 +130,7 @@ class Router:
             request,
             turn.request_id,
             self._engine_headers(request.headers),
-            explain=request.headers.get("x-pdctl-explain") == "1",
+            explain=request.headers.get(EXPLAIN_HEADER) == "1",
         )
         arrived = time.time()
         async with asyncio.timeout(self.settings.limits.total):
@@ -310,7 +311,7 @@ def conversation_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str 
     """The client's name for its conversation: `conversation_id`, or a header; None without."""
     for value in (
         body.get("conversation_id"),
-        headers.get("X-Conversation-Id"),
+        headers.get(CONVERSATION_HEADER),
         headers.get("X-Session-Id"),
     ):
         if isinstance(value, str) and value and len(value) <= _LONGEST_ID:
