@@ -298,10 +298,10 @@ class Router:
         return response
 
     async def _start(self, app: web.Application) -> None:
-        self._watching = asyncio.get_running_loop().create_task(self.watcher.run())
+        self.watcher_task = asyncio.get_running_loop().create_task(self.watcher.run())
 
     async def _stop(self, app: web.Application) -> None:
-        self._watching.cancel()
+        self.watcher_task.cancel()
         await self.shared.background.drain(self.settings.limits.drain)
         await self.shared.engines.close()
         self._log.close()

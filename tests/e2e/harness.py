@@ -70,11 +70,13 @@ class Setup:
         config: values by dotted key, such as `{"kv.decoder_ttl": 30}`.
         connector: by role, what to merge into `--kv-transfer-config` behind the configuration's
             back, for traps that a configuration cannot express.
+        env: by role, variables to set behind the configuration's back.
     """
 
     name: str = "default"
     config: Mapping[str, Any] = field(default_factory=dict)
     connector: Mapping[RoleName, Mapping[str, Any]] = field(default_factory=dict)
+    env: Mapping[RoleName, Mapping[str, str]] = field(default_factory=dict)
 
 
 DEFAULT = Setup()
@@ -369,7 +371,10 @@ def _configuration(name: str, setup: Setup) -> dict[str, Any]:
 
 
 def _behind_the_back(spec: ProcessSpec, setup: Setup) -> ProcessSpec:
-    """Merge the setup's connector values into the rendered argument."""
+    """Merge the setup's values into the rendered argument and environment."""
+    if env := setup.env.get(spec.role):
+        command = dataclasses.replace(spec.command, env={**spec.command.env, **env})
+        spec = dataclasses.replace(spec, command=command)
     change = setup.connector.get(spec.role)
     if not change:
         return spec
