@@ -29,7 +29,17 @@ def place_of(config: Config) -> Place:
         cache=PurePosixPath(paths.cache_root()),
         state=PurePosixPath(paths.deployment_dir(config.name)),
         temp=PurePosixPath(paths.temp_dir(config.name)),
-        default_python=sys.executable,
-        pdctl_python=sys.executable,
+        default_python=this_python(),
+        pdctl_python=this_python(),
         torch_index=torch_index,
     )
+
+
+def this_python() -> str:
+    """This interpreter by one name, whichever of `python`, `python3` and so on it was called by:
+    a router started by another name for the same thing is not another router."""
+    for name in ("python", "python3"):
+        path = os.path.join(sys.prefix, "bin", name)
+        if os.path.exists(path) and os.path.samefile(path, sys.executable):
+            return path
+    return sys.executable
