@@ -34,6 +34,7 @@ from pdctl.observe.sides import probe_sides
 from pdctl.observe.turns import Turn, TurnLimits, TurnRequest, TurnTimeoutError, send_turn
 
 STEP = "verify"
+_FIRST_WORD_S, _WORD_EVERY_S = 2.0, 10.0
 _DEFAULT_BLOCK = 128
 """Assumed where an engine does not tell its block size: the greatest that is usual."""
 
@@ -112,6 +113,7 @@ class _Run:
         )
         self.token = uuid.uuid4().hex
         self.conversations: list[str] = []
+        self.told = 0
 
     async def report(self) -> VerifyReport:
         facts, router = await self._everything_answers()
@@ -146,6 +148,7 @@ class _Run:
         A router that has no such pair still serves, so the turns can show what is wrong.
         """
         started = time.monotonic()
+        told = _FIRST_WORD_S - _WORD_EVERY_S
         while True:
             facts = await self._router_facts()
             if facts.error is not None:
@@ -158,8 +161,9 @@ class _Run:
             proven = facts.ready and (not facts.ours or any(pair.ok for pair in facts.pairs))
             if proven or waited >= self.options.ready_s:
                 return facts
-            waiting_for = "the router to prove a prefill/decode pair"
-            self.listen(StepWaiting(STEP, waiting_for, waited, self.options.ready_s))
+            if waited - told >= _WORD_EVERY_S:
+                told = waited
+                self.listen(StepWaiting(STEP, _waiting_for(facts), waited, self.options.ready_s))
             await self.sleep(self.options.poll_s)
 
     async def _router_facts(self) -> RouterFacts:
@@ -390,7 +394,14 @@ class _Run:
                 continue
 
     def _tell(self, text: str) -> None:
-        self.listen(StepProgress(STEP, text))
+        # Each is a step of its own: a listener that tells one step seldom would drop the next.
+        self.told += 1
+        self.listen(StepProgress(f"{STEP}-{self.told}", text))
+
+
+def _waiting_for(facts: RouterFacts) -> str:
+    reasons = "; ".join(dict.fromkeys(pair.reason for pair in facts.pairs if pair.reason))
+    return "the router to prove a prefill/decode pair" + (f" ({reasons})" if reasons else "")
 
 
 def _raise_for_dead(facts: PairFacts) -> None:

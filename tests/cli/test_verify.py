@@ -84,7 +84,13 @@ def test_a_proof_in_words(serve: Serve) -> None:
         "holds with prefill's own prefix cache on or off; here it is on",
         "  - the first token of turn 2 came after N ms, cold after N ms (one measurement each)",
     ]
-    assert "turn 1: 200 tokens of random words, 72 generated" in result.stderr
+    assert result.stderr.splitlines() == [
+        "… turn 1: 200 tokens of random words, 72 generated",
+        "… turn 2: the same conversation, 336 tokens",
+        "… turn 2 again, cold, through the router",
+        "… turn 2 again, cold, on decode alone",
+        "… an ordinary chat of two turns, for comparison",
+    ]
 
 
 def test_a_proof_as_json_and_nothing_else_on_stdout(serve: Serve) -> None:

@@ -240,7 +240,10 @@ async def test_an_engine_without_the_metric_says_so() -> None:
     assert "`prefill-0` does not say how many bytes it pulled" in report.reason
 
 
-async def test_a_router_that_is_not_ready_is_waited_for_and_then_told() -> None:
+async def test_a_router_that_is_not_ready_is_waited_for_and_then_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pdctl.observe.verify._FIRST_WORD_S", 0.0)
     events: list[Event] = []
     slept: list[float] = []
 
@@ -254,7 +257,10 @@ async def test_a_router_that_is_not_ready_is_waited_for_and_then_told() -> None:
         )
     assert slept
     waiting = [event for event in events if isinstance(event, StepWaiting)]
-    assert waiting[0].waiting_for == "the router to prove a prefill/decode pair"
+    # Told at the first look and then seldom, however often it looks.
+    assert [event.waiting_for for event in waiting] == [
+        "the router to prove a prefill/decode pair (decode did not get prefill's blocks)"
+    ]
     assert report.side == "router"
     assert re.fullmatch(
         r"turn 1 failed \(HTTP 503\): no pair: http://\S+ → http://\S+: "
