@@ -39,7 +39,6 @@ from pdctl.router.core import (
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Handle
-from pdctl.router.match import release_params
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.store import HandleStore
 
@@ -493,20 +492,25 @@ async def note_start(shared: Shared, handle: Handle) -> None:
 
 
 async def release(shared: Shared, action: Release, headers: dict[str, str]) -> None:
-    """Free a handle's blocks on decode by way of prefill (FACTS L3). Failing costs memory only."""
-    reason = action.reason
+    """Free a handle's blocks on decode by way of prefill. Failing costs memory only."""
     if not action.prefill:
         shared.metrics.releases.labels("no_prefill").inc()
         return
+    refusal = shared.fleet.releases_by_refusal(action.prefill, action.decode)
+    body = legs.release_by_refusal if refusal else legs.release_by_reading
     result = await shared.engines.post_json(
         f"{action.prefill}/v1/completions",
-        legs.release_body(action.model, release_params(action.params)),
+        body(action.model, action.params),
         limit=shared.limits.prefill_base,
         headers=headers,
     )
-    shared.metrics.releases.labels(reason if isinstance(result, Answer) else "failed").inc()
-    if isinstance(result, Failure):
-        log.warning("release of %s failed: %s", action.params.get("remote_request_id"), result.kind)
+    if refusal:
+        released = isinstance(result, Failure) and result.status == 400
+    else:
+        released = isinstance(result, Answer)
+    shared.metrics.releases.labels(action.reason if released else "failed").inc()
+    if not released:
+        log.warning("release of %s failed: %s", action.params.get("remote_request_id"), result)
 
 
 def _is_stream(upstream: aiohttp.ClientResponse) -> bool:

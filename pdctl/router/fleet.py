@@ -4,12 +4,16 @@ Health says whether an engine gets requests; a pair's verdict says whether handl
 them. Both change by what the shell reports, never by a clock of their own.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 EngineRole = Literal["prefill", "decode"]
 Verdict = Literal["unknown", "ok", "no_reuse"]
+
+# From this 0.x on, a refused request notifies the other side (read in 0.32.0 and 0.33.0).
+_REFUSAL_NOTIFIES = 32
 
 _FIRST_PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 60.0
@@ -120,6 +124,14 @@ class Fleet:
     def reuse_worked(self, prefill: str, decode: str, start: str) -> None:
         """A pull worked: the next failure starts with the short pause again."""
         self.pairs[(prefill, decode)].pauses.pop(start, None)
+
+    def releases_by_refusal(self, prefill: str, decode: str) -> bool:
+        """Whether a request that prefill refuses frees a handle: it must know decode already."""
+        pair = self.pairs.get((prefill, decode))
+        version = self.prefill[prefill].version or ""
+        known = re.match(r"0\.(\d+)", version)
+        recent = known is not None and int(known.group(1)) >= _REFUSAL_NOTIFIES
+        return recent and pair is not None and pair.verdict == "ok"
 
     def unproven_pairs(self) -> list[Pair]:
         """Pairs of healthy engines that wait for a probe."""

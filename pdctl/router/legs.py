@@ -12,6 +12,7 @@ import orjson
 
 from pdctl.base.sse import DONE, data_of, event_of
 from pdctl.router.eligible import CHAT, Endpoint
+from pdctl.router.match import release_params
 
 # Neither engine sees these: the first is the router's own, the second would let a client read
 # another's KV or make an engine call an address of its choice (research 2.1, no. 13).
@@ -89,14 +90,36 @@ def _force_ids(endpoint: Endpoint, leg: dict[str, Any], ids: list[int]) -> None:
         leg["prompt"] = ids
 
 
-def release_body(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """A request of the router's own, as small as can be, that makes decode free a handle."""
+def release_by_reading(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """A release that every engine knows: a tiny request that pulls nothing (FACTS L3).
+
+    Prefill pins its one block for the lease and steps without work meanwhile.
+    """
     return {
         "model": model,
         "prompt": [1, 2, 3],
         "max_tokens": 1,
         "temperature": 0,
-        "kv_transfer_params": dict(params),
+        "kv_transfer_params": release_params(params),
+    }
+
+
+def release_by_refusal(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """A release that costs prefill nothing: a request that it refuses, and then tells decode so.
+
+    Read in 0.32.0 and 0.33.0 and run on 0.32.0: a rejected request that would have pulled is
+    given up with a notification to the other side. It works only once prefill has shaken hands
+    with decode, and only if the request is refused inside the handler, as streaming beam search
+    is.
+    """
+    kv = {**params, "do_remote_prefill": True, "do_remote_decode": False}
+    return {
+        "model": model,
+        "prompt": [1, 2, 3],
+        "max_tokens": 1,
+        "stream": True,
+        "use_beam_search": True,
+        "kv_transfer_params": kv,
     }
 
 

@@ -60,6 +60,7 @@ class FakeEngine:
     gap: float = 0.0
     url: str = ""
     start_id: str = "start1"
+    version: str = "0.33.0"
     peer: "FakeEngine | None" = None
     _count: Any = field(default_factory=itertools.count)
 
@@ -78,7 +79,7 @@ class FakeEngine:
         return web.Response()
 
     async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": "0.33.0"})
+        return web.json_response({"version": self.version})
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
@@ -107,6 +108,12 @@ class FakeEngine:
 
     async def _prefill(self, request: web.Request, body: dict[str, Any]) -> web.Response:
         kv = body["kv_transfer_params"]
+        if body.get("use_beam_search") and body.get("stream"):
+            assert self.peer is not None
+            assert kv["do_remote_prefill"]
+            if self.peer.held.pop(kv["remote_request_id"], None) is not None:
+                self.released.append(kv["remote_request_id"])
+            return error(400, "Streaming is not currently supported with beam search")
         ids = ids_of(body)
         pulled = 0
         if kv.get("remote_block_ids"):

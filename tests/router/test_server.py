@@ -298,11 +298,15 @@ async def test_clients_cannot_send_handles_and_it_is_counted() -> None:
         assert 'dropped_client_fields_total{field="kv_transfer_params"} 1.0' in text
 
 
-async def test_one_shots_are_released_at_once() -> None:
-    async with world() as w:
+@pytest.mark.parametrize(("version", "refused"), [("0.33.0", True), ("0.31.0", False)])
+async def test_one_shots_are_released_at_once(version: str, refused: bool) -> None:
+    p = FakeEngine("prefill")
+    p.version = version
+    async with world(p=p) as w:
         await w.ask([user(LONG)], conversation_id=None)
         await w.until(lambda: not w.d.held)
         assert len(w.p.released) == 1
+        assert ("use_beam_search" in w.p.seen[-1]) is refused
 
 
 async def test_deleting_a_conversation_releases_it() -> None:
