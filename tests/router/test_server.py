@@ -43,7 +43,7 @@ class World:
 
     async def until(self, condition: Callable[[], bool], limit: float = 5.0) -> None:
         async with asyncio.timeout(limit):
-            while not condition():  # noqa: ASYNC110 - the condition is the engine's own state
+            while not condition():
                 await asyncio.sleep(0.01)
 
 
