@@ -16,7 +16,8 @@ _LONGEST_TEMP_DIR = 64  # vLLM adds a UUID, multiprocessing `/pymp-xxxxxxxx/list
 def state_root() -> Path:
     """State of all deployments: `$PDCTL_STATE_DIR`, else the platform's state directory."""
     override = os.environ.get(STATE_DIR_ENV)
-    return Path(override or platformdirs.user_state_dir("pdctl")).absolute()
+    # By its real path: marks of processes begin with it, and must not depend on the spelling.
+    return Path(override or platformdirs.user_state_dir("pdctl")).resolve()
 
 
 def deployment_dir(name: str) -> Path:

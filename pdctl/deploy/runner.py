@@ -263,6 +263,7 @@ class _Run:
         folders.make(self._world, self._deployment)
         made = [str(each.path) for each in self._deployment.directories]
         self._save(replace(self._state, directories=merged(self._state.directories, made)))
+        self._audit(f"make {len(made)} folders")
         return ""
 
     def _install(self, step: Step, action: Install) -> str:
