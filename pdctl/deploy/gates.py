@@ -81,6 +81,7 @@ def _too_late(
         detail=[f"last lines of {record.log}:", *lines] if lines else [],
         hints=[
             "it still runs: `pdctl up` waits again, and `target.start_timeout` is the limit",
+            "`pdctl down` ends it",
         ],
     )
 
