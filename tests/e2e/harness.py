@@ -29,6 +29,7 @@ from pdctl.base.facts import EngineMetrics
 from pdctl.base.process import ProcessSpec, RoleName
 from pdctl.config.model import Config
 from pdctl.deploy import local, runner, teardown
+from pdctl.deploy.survey import survey
 from pdctl.deploy.world import World
 from pdctl.engine.choices import router_ttl, served_name
 from pdctl.observe.endpoints import Endpoint, Endpoints, endpoints_of
@@ -272,7 +273,7 @@ class Pairs:
         with self.environment(), self._world() as world, hold(pair.config.name, "tests"):
             store = StateStore(pair.config.name)
             wanted = self._wanted(pair)
-            found = runner.survey(world, wanted, store)
+            found = survey(world, wanted, store)
             state = runner.up(world, wanted, store, found, prove=_no_proof).state
         for record in state.processes.values():
             self._ports |= {record.port, record.side_channel_port or record.port}
@@ -316,7 +317,7 @@ class Pairs:
         name = f"e2e-{setup.name}-{uuid.uuid4().hex[:6]}"
         self._names.append(name)
         file = self._root / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(_configuration(name, setup), sort_keys=False))
+        file.write_text(yaml.safe_dump(configuration(name, setup), sort_keys=False))
         self._tell(f"starting the pair `{setup.name}`")
         return Pair(self, setup, load_checked(file).config, file)
 
@@ -350,7 +351,7 @@ class Pairs:
                 self._tell(text)
 
 
-def _configuration(name: str, setup: Setup) -> dict[str, Any]:
+def configuration(name: str, setup: Setup) -> dict[str, Any]:
     """The example that users start from, on free ports, with the setup's own values."""
     document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     document["name"] = name
