@@ -14,7 +14,8 @@ def plan(file: options.File = options.DEFAULT_FILE, json: options.Json = False) 
     For hosts that this version cannot reach, the steps are those of a first `up`.
     """
     from pdctl.config.model import LocalTarget
-    from pdctl.deploy import local, runner
+    from pdctl.deploy import local
+    from pdctl.deploy.survey import survey
     from pdctl.plan.build import build
     from pdctl.plan.facts import Facts
     from pdctl.render.check import load_checked
@@ -34,7 +35,7 @@ def plan(file: options.File = options.DEFAULT_FILE, json: options.Json = False) 
         return
     world = local.this_machine()
     try:
-        found = runner.survey(world, wanted, StateStore(config.name))
+        found = survey(world, wanted, StateStore(config.name))
     finally:
         world.close()
     show_plan(found.plan, json=json)

@@ -30,6 +30,7 @@ def up(
     """
     from pdctl.cli.plan import show_plan
     from pdctl.deploy import local, proof, runner
+    from pdctl.deploy.survey import survey
     from pdctl.render.check import load_checked
     from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
@@ -42,10 +43,10 @@ def up(
     world = local.this_machine(ui.listener(verbose=verbose))
     try:
         if dry_run:
-            show_plan(runner.survey(world, wanted, store).plan, json=json)
+            show_plan(survey(world, wanted, store).plan, json=json)
             return
         with hold(config.name, "pdctl up", wait=lock_wait):
-            found = runner.survey(world, wanted, store)
+            found = survey(world, wanted, store)
             _ask(found.plan, yes=yes)
             prove = proof.two_turns(config, secrets, world.listen)
             outcome = runner.up(world, wanted, store, found, prove=prove)

@@ -7,7 +7,7 @@ from pdctl.base.command import Secret
 from pdctl.base.errors import NotFoundError, UsageError
 from pdctl.base.events import Listener, ignore
 from pdctl.config.model import Config, LocalTarget
-from pdctl.deploy.runner import Wanted
+from pdctl.deploy.survey import Wanted
 from pdctl.deploy.world import World
 from pdctl.render.deployment import render
 from pdctl.render.model import Secrets

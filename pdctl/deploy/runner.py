@@ -1,9 +1,9 @@
-"""`up`: look, plan, apply. What is done is saved after every step, so it can stop anywhere."""
+"""Applying a plan. What is done is saved after every step, so that it can stop anywhere."""
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from pdctl import __version__
 from pdctl.base import paths
@@ -13,18 +13,16 @@ from pdctl.base.process import ProcessSpec, RunningProcess
 from pdctl.config.model import Config, LocalTarget
 from pdctl.deploy import audit, facts, folders, gates, install, logs, teardown
 from pdctl.deploy.interrupt import Interrupts
+from pdctl.deploy.survey import Survey, Wanted
 from pdctl.deploy.world import World
 from pdctl.engine import choices
-from pdctl.plan.build import build
-from pdctl.plan.chosen import completed, kept
-from pdctl.plan.facts import Facts, HeldPort
+from pdctl.plan.chosen import completed
 from pdctl.plan.model import (
     Action,
     ChoosePorts,
     EndLeftovers,
     Install,
     MakeDirectories,
-    Plan,
     Start,
     Step,
     Stop,
@@ -32,7 +30,7 @@ from pdctl.plan.model import (
     WaitHealthy,
     WriteFiles,
 )
-from pdctl.render.model import SHOWN, Chosen, Deployment
+from pdctl.render.model import SHOWN, Chosen
 from pdctl.state.model import (
     DeploymentState,
     Intervals,
@@ -45,36 +43,6 @@ from pdctl.state.store import StateStore
 from pdctl.targets.base import Host
 
 _ROUTER_LIMIT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the user asks for.
-
-    Attributes:
-        config: without problems (`render.check.load_checked`).
-        file: the file it came from.
-        marks: what the mark of every process of the deployment begins with.
-        rendered: gives the deployment with what a start chose.
-        verify: whether the two-turn proof is part of it.
-    """
-
-    config: Config
-    file: Path
-    marks: str
-    rendered: Callable[[Chosen], Deployment]
-    verify: bool = True
-
-
-@dataclass(frozen=True)
-class Survey:
-    """The world as it is, and what follows from it. Nothing was changed."""
-
-    state: DeploymentState | None
-    facts: Facts
-    chosen: Chosen
-    deployment: Deployment
-    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -96,38 +64,6 @@ class Outcome:
     state: DeploymentState
     changed: bool
     proven: Proven | None
-
-
-def survey(world: World, wanted: Wanted, store: StateStore) -> Survey:
-    """Look at the world and plan.
-
-    Raises:
-        StateError: the state file cannot be used.
-        NotFoundError: the model or interpreter that is named is not there.
-    """
-    state = store.load()
-    shown = wanted.rendered(SHOWN)
-    chosen = kept(shown.processes, state)
-    deployment = wanted.rendered(chosen)
-    seen = facts.gather(world, wanted.config, deployment, state, marks=wanted.marks)
-    if lost := _lost_ports(chosen, seen):
-        chosen = kept(shown.processes, state, not_again={held.process for held in lost})
-        deployment = wanted.rendered(chosen)
-        in_the_way = tuple(held for held in seen.held_ports if held not in lost)
-        seen = replace(seen, held_ports=in_the_way)
-    plan = build(wanted.config, deployment, seen, state, verify=wanted.verify)
-    return Survey(state, seen, chosen, deployment, plan)
-
-
-def _lost_ports(chosen: Chosen, seen: Facts) -> list[HeldPort]:
-    """Ports that pdctl chose earlier, and that a stranger took when their process was dead."""
-    return [
-        held
-        for held in seen.held_ports
-        if held.process not in seen.alive
-        and held.port
-        in (chosen.ports.get(held.process), chosen.side_channel_ports.get(held.process))
-    ]
 
 
 def up(world: World, wanted: Wanted, store: StateStore, found: Survey, *, prove: Prove) -> Outcome:

@@ -14,7 +14,8 @@ from pdctl.base.events import Event
 from pdctl.base.process import ProcessSpec, RoleName, marked
 from pdctl.config.model import Config
 from pdctl.deploy import runner
-from pdctl.deploy.runner import Outcome, Proven, Wanted
+from pdctl.deploy.runner import Outcome, Proven
+from pdctl.deploy.survey import Wanted, survey
 from pdctl.deploy.teardown import Removed, tear_down
 from pdctl.deploy.world import World
 from pdctl.engine.install import InstallRecipe, InstallStep
@@ -130,7 +131,7 @@ class Pair:
         world, wanted = world or self.world, self.wanted(verify=verify)
         self.events.clear()
         with hold(NAME, "pdctl up"):
-            found = runner.survey(world, wanted, self.store)
+            found = survey(world, wanted, self.store)
             return runner.up(world, wanted, self.store, found, prove=self.prove)
 
     def prove(self, state: DeploymentState) -> Proven:

@@ -1,0 +1,78 @@
+"""Looking before leaping: the world as it is, and the plan that follows. Changes nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pdctl.config.model import Config
+from pdctl.deploy import facts
+from pdctl.deploy.world import World
+from pdctl.plan.build import build
+from pdctl.plan.chosen import kept
+from pdctl.plan.facts import Facts, HeldPort
+from pdctl.plan.model import Plan
+from pdctl.render.model import SHOWN, Chosen, Deployment
+from pdctl.state.model import DeploymentState
+from pdctl.state.store import StateStore
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asks for.
+
+    Attributes:
+        config: without problems (`render.check.load_checked`).
+        file: the file it came from.
+        marks: what the mark of every process of the deployment begins with.
+        rendered: gives the deployment with what a start chose.
+        verify: whether the two-turn proof is part of it.
+    """
+
+    config: Config
+    file: Path
+    marks: str
+    rendered: Callable[[Chosen], Deployment]
+    verify: bool = True
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The world as it is, and what follows from it. Nothing was changed."""
+
+    state: DeploymentState | None
+    facts: Facts
+    chosen: Chosen
+    deployment: Deployment
+    plan: Plan
+
+
+def survey(world: World, wanted: Wanted, store: StateStore) -> Survey:
+    """Look at the world and plan.
+
+    Raises:
+        StateError: the state file cannot be used.
+        NotFoundError: the model or interpreter that is named is not there.
+    """
+    state = store.load()
+    shown = wanted.rendered(SHOWN)
+    chosen = kept(shown.processes, state)
+    deployment = wanted.rendered(chosen)
+    seen = facts.gather(world, wanted.config, deployment, state, marks=wanted.marks)
+    if lost := _lost_ports(chosen, seen):
+        chosen = kept(shown.processes, state, not_again={held.process for held in lost})
+        deployment = wanted.rendered(chosen)
+        in_the_way = tuple(held for held in seen.held_ports if held not in lost)
+        seen = replace(seen, held_ports=in_the_way)
+    plan = build(wanted.config, deployment, seen, state, verify=wanted.verify)
+    return Survey(state, seen, chosen, deployment, plan)
+
+
+def _lost_ports(chosen: Chosen, seen: Facts) -> list[HeldPort]:
+    """Ports that pdctl chose earlier, and that a stranger took when their process was dead."""
+    return [
+        held
+        for held in seen.held_ports
+        if held.process not in seen.alive
+        and held.port
+        in (chosen.ports.get(held.process), chosen.side_channel_ports.get(held.process))
+    ]
