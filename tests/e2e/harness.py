@@ -29,8 +29,7 @@ from pdctl.base.facts import EngineMetrics
 from pdctl.base.process import ProcessSpec, RoleName
 from pdctl.config.model import Config
 from pdctl.deploy import local, runner, teardown
-from pdctl.deploy.survey import survey
-from pdctl.deploy.world import World
+from pdctl.deploy.survey import Wanted, survey
 from pdctl.engine.choices import router_ttl, served_name
 from pdctl.observe.endpoints import Endpoint, Endpoints, endpoints_of
 from pdctl.observe.facts import read_router
@@ -232,6 +231,8 @@ class Pairs:
 
     def __init__(self, root: Path, tell: Callable[[str], None]) -> None:
         self._root, self._tell = root, tell
+        # One for all, so that what it started is also what it waits for.
+        self._world = local.this_machine(self._listen)
         self._current: Pair | None = None
         self._names: list[str] = []
         self._ports: set[int] = set()
@@ -263,49 +264,49 @@ class Pairs:
         pair, self._current = self._current, None
         if pair is None:
             return
-        with self.environment(), self._world() as world, hold(pair.config.name, "tests"):
+        with self.environment(), hold(pair.config.name, "tests"):
             store = StateStore(pair.config.name)
             marks = local.marks_of(pair.config.name)
-            teardown.tear_down(world, store, store.load(), marks=marks)
+            teardown.tear_down(self._world, store, store.load(), marks=marks)
 
     def bring_up(self, pair: Pair) -> None:
         """What `pdctl up --no-verify` does, without a router."""
-        with self.environment(), self._world() as world, hold(pair.config.name, "tests"):
+        with self.environment(), hold(pair.config.name, "tests"):
             store = StateStore(pair.config.name)
             wanted = self._wanted(pair)
-            found = survey(world, wanted, store)
-            state = runner.up(world, wanted, store, found, prove=_no_proof).state
+            found = survey(self._world, wanted, store)
+            state = runner.up(self._world, wanted, store, found, prove=_no_proof).state
         for record in state.processes.values():
             self._ports |= {record.port, record.side_channel_port or record.port}
 
     def _answers(self, pair: Pair) -> bool:
-        with self.environment(), self._world() as world:
+        with self.environment():
             records = [pair.record("prefill"), pair.record("decode")]
             return all(
                 record.ref is not None
-                and world.hosts[record.host].alive(record.ref)
-                and world.probe(record.url + record.health_path) is None
+                and self._world.hosts[record.host].alive(record.ref)
+                and self._world.probe(record.url + record.health_path) is None
                 for record in records
             )
 
     def end(self, pair: Pair, record: ProcessRecord, timeout: float) -> None:
         """End one engine, behind the deployment's back."""
-        with self.environment(), self._world() as world:
+        with self.environment():
             assert record.ref is not None
-            assert world.hosts[record.host].stop(record.ref, timeout=timeout)
+            assert self._world.hosts[record.host].stop(record.ref, timeout=timeout)
 
     def leftovers(self) -> list[str]:
         """What is still there of all pairs: processes, their ports, their sockets' folders."""
-        with self.environment(), self._world() as world:
+        with self.environment():
             left = [
                 f"pid {each.ref.pid}: {' '.join(each.argv)[:100]}"
-                for host in world.hosts.values()
+                for host in self._world.hosts.values()
                 for each in host.find(self.marks)
             ]
             left += [
                 f"port {port}: {holder}"
                 for port in sorted(self._ports)
-                for host in world.hosts.values()
+                for host in self._world.hosts.values()
                 if (holder := host.port_holder("127.0.0.1", port))
             ]
             folders = [paths.temp_dir(name) for name in self._names]
@@ -321,7 +322,7 @@ class Pairs:
         self._tell(f"starting the pair `{setup.name}`")
         return Pair(self, setup, load_checked(file).config, file)
 
-    def _wanted(self, pair: Pair) -> runner.Wanted:
+    def _wanted(self, pair: Pair) -> Wanted:
         secrets = local.read_secrets(pair.config)
         wanted = local.wanted_of(pair.config, pair.file, secrets, verify=False)
 
@@ -332,14 +333,6 @@ class Pairs:
             return dataclasses.replace(deployment, processes=changed)
 
         return dataclasses.replace(wanted, rendered=rendered)
-
-    @contextlib.contextmanager
-    def _world(self) -> Iterator[World]:
-        world = local.this_machine(self._listen)
-        try:
-            yield world
-        finally:
-            world.close()
 
     def _listen(self, event: Event) -> None:
         match event:
