@@ -13,7 +13,12 @@ from typing import Any
 
 from . import _imports
 
-LOGGER = logging.getLogger("vllm.pdctl")  # a child of vLLM's logger: its handlers, format, level
+LOGGER = logging.getLogger("vllm.pdctl")
+"""A child of vLLM's logger, so it has that one's handlers, format and level.
+
+The front end of 0.32.0 configures that only after it has called the plugin: what is said at that
+moment (off, no such module) is lost there, and seen from the engine core, which says the same.
+"""
 
 APPLIED = "applied"
 NOT_NEEDED = "not-needed"

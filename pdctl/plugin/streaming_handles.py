@@ -64,7 +64,7 @@ def lever(env: Mapping[str, str]) -> Lever:
 
 def _patch(module: types.ModuleType, serving: str, method: str, chunk: str) -> str:
     owner = attribute(module, serving)
-    done = f"{serving}.{method} adds {_FIELD} to the last chunk"
+    done = f"{serving}.{method} adds {_FIELD} to the finish chunk"
     if is_patched(owner, method):
         return done
     stream = attribute(owner, method)
@@ -111,7 +111,8 @@ class _Tap:
     """Passes the engine's results on and keeps the handle of the latest one.
 
     The latest and not the first: with several prompts or ``n > 1`` each finished sequence has its
-    own, and a stream generator yields all chunks of a result before it asks for the next.
+    own, and a stream generator yields all chunks of a result before it asks for the next. (Where
+    vLLM merges results of several sequences, handles get lost before we or 0.33.0 see them.)
     """
 
     def __init__(self, results: Any) -> None:
