@@ -351,7 +351,7 @@ def configuration(name: str, setup: Setup) -> dict[str, Any]:
     document["model"]["tool_parser"] = "hermes"
     free = {"port": 0, "side_channel_port": 0}
     document["target"] = {"kind": "local", "prefill": free, "decode": dict(free)}
-    document["router"] = {"port": 0}
+    document["router"]["port"] = 0
     if python := os.environ.get(PYTHON_ENV):
         document["engine"] |= {"install": "existing", "python": python}
         document["kv"]["buffer_device"] = "cpu"
@@ -458,6 +458,7 @@ async def routed(
         "port": 0,
         "ttl": router_ttl(pair.config),
         "threshold": pair.config.kv.recompute_threshold,
+        "limits": pair.config.router.limits,
     }
     router = Router(RouterSettings(**(defaults | settings)))
     async with serving(router) as url:
