@@ -12,18 +12,20 @@ class SseSplitter:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._seen = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Events completed by this chunk, in order."""
         buffer = self._rest + chunk if self._rest else chunk
+        # What was searched is not searched again, else an event in n pieces costs n searches of
+        # all of it; a boundary's first three bytes may have come before.
+        begin, search = 0, max(0, self._seen - 3)
         events = []
-        while True:
-            end, width = _boundary(buffer)
-            if end < 0:
-                break
-            events.append(buffer[: end + width])
-            buffer = buffer[end + width :]
-        self._rest = buffer
+        while (end := _after_boundary(buffer, search)) > 0:
+            events.append(buffer[begin:end])
+            begin = search = end
+        self._rest = buffer[begin:]
+        self._seen = len(self._rest)
         return events
 
     def rest(self) -> bytes:
@@ -31,11 +33,15 @@ class SseSplitter:
         return self._rest
 
 
-def _boundary(buffer: bytes) -> tuple[int, int]:
-    newline, carriage = buffer.find(b"\n\n"), buffer.find(b"\r\n\r\n")
-    if carriage >= 0 and (newline < 0 or carriage < newline):
-        return carriage, 4
-    return newline, 2
+def _after_boundary(buffer: bytes, start: int) -> int:
+    """Where the first event that ends at or after `start` is over; -1 when none is."""
+    newline = buffer.find(b"\n\n", start)
+    # Only as far as the other was found: engines send no carriage returns, and a search for one
+    # through all that follows, at every event, would cost more than everything else.
+    carriage = buffer.find(b"\r\n\r\n", start, len(buffer) if newline < 0 else newline + 1)
+    if carriage >= 0:
+        return carriage + 4
+    return newline + 2 if newline >= 0 else -1
 
 
 def data_of(event: bytes) -> bytes | None:
