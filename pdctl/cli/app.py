@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from pdctl.base.errors import PdctlError
+from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
 from pdctl.cli.down import down
@@ -62,7 +62,21 @@ def run(args: Sequence[str] | None = None) -> int:
         # The reader of our output left, as `head` does; that is not an error of ours.
         sys.stderr.close()
         return 141
+    except Exception as error:
+        _tell(_bug(error), sys.argv[1:] if args is None else list(args))
+        return int(ExitCode.BUG)
     return int(ExitCode.OK)
+
+
+def _bug(error: Exception) -> BugError:
+    """What nobody foresaw, with all that whoever mends it must know."""
+    import traceback
+
+    return BugError(
+        f"this is a bug in pdctl: {type(error).__name__}: {error}",
+        detail="".join(traceback.format_exception(error)).splitlines(),
+        hints=["report it with these lines and the output of `pdctl version`"],
+    )
 
 
 def _tell(problem: PdctlError, args: list[str]) -> None:
