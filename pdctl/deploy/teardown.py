@@ -114,16 +114,9 @@ def end_process(world: World, name: str, record: ProcessRecord, timeout: float) 
         return None
     host = world.hosts[record.host]
     gone = not host.alive(ref)
-    what = f"end {record.name} (pid {ref.pid})"
-    world.listen(StepStarted(f"stop-{record.name}", what))
     audit.note(name, f"stop {record.name} pid={ref.pid}{' (gone before)' if gone else ''}")
-    began = world.monotonic()
     if not host.stop(ref, timeout=timeout):
         raise _will_not_end([f"{record.name}: pid {ref.pid} or a child of it"], host.name)
-    if gone:
-        world.listen(StepSkipped(f"stop-{record.name}", what, "it was gone already"))
-    else:
-        world.listen(StepDone(f"stop-{record.name}", what, world.monotonic() - began))
     return Ended(record.name, ref.pid, gone)
 
 
@@ -132,8 +125,23 @@ def _end(world: World, name: str, records: Sequence[ProcessRecord], timeout: flo
     if not records:
         return []
     with ThreadPoolExecutor(max_workers=len(records)) as pool:
-        results = [pool.submit(end_process, world, name, each, timeout) for each in records]
+        results = [pool.submit(_end_and_tell, world, name, each, timeout) for each in records]
     return [ended for result in results if (ended := result.result()) is not None]
+
+
+def _end_and_tell(world: World, name: str, record: ProcessRecord, timeout: float) -> Ended | None:
+    """`down` has no plan whose steps are told, so each process is one here."""
+    if record.ref is None:
+        return None
+    step, what = f"stop-{record.name}", f"end {record.name} (pid {record.ref.pid})"
+    world.listen(StepStarted(step, what))
+    began = world.monotonic()
+    ended = end_process(world, name, record, timeout)
+    if ended is not None and ended.gone:
+        world.listen(StepSkipped(step, what, "it was gone already"))
+    else:
+        world.listen(StepDone(step, what, world.monotonic() - began))
+    return ended
 
 
 def _prove(world: World, records: Sequence[ProcessRecord], marks: str) -> None:

@@ -125,6 +125,7 @@ def test_a_change_that_stops_service_asks_first(deployed: Deployed) -> None:
 
     agreed = run_cli(*deployed.args("up", "--no-verify", "--yes"))
     assert agreed.exit_code == 0
+    assert agreed.stderr.count("end decode-0") == 1
     after = deployed.pids()
     assert {name for name in after if after[name] != before[name]} == {"decode-0"}
 
