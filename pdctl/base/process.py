@@ -56,9 +56,14 @@ class ProcessSpec:
 
     @property
     def url(self) -> str:
-        """Base URL, an IPv6 address in brackets."""
-        address = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{address}:{self.port}"
+        """Base URL of its HTTP port."""
+        return url_of(self.address, self.port)
+
+
+def url_of(address: str, port: int) -> str:
+    """Base URL of a server, an IPv6 address in brackets."""
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{port}"
 
 
 def marked(spec: ProcessSpec, deployment_dir: PurePath) -> ProcessSpec:

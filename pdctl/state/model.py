@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pdctl.base.process import ProcessRef, ProcessSpec, RoleName
+from pdctl.base.process import ProcessRef, ProcessSpec, RoleName, url_of
 
 SCHEMA_VERSION = 1
 """Raised when an older pdctl could no longer read what this one writes."""
@@ -49,9 +49,8 @@ class ProcessRecord:
 
     @property
     def url(self) -> str:
-        """Base URL, an IPv6 address in brackets."""
-        address = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{address}:{self.port}"
+        """Base URL of its HTTP port."""
+        return url_of(self.address, self.port)
 
 
 def record_of(spec: ProcessSpec, *, log: str, engine_id: str | None) -> ProcessRecord:
