@@ -78,16 +78,20 @@ def router(
         request_log=request_log,
         limits=_limits(limit or []),
     )
-    engine_key = _read(engine_key_file) if engine_key_file else None
+    # The first line, as `up` reads it: a line break cannot stand in a header.
+    engine_key = _read(engine_key_file).splitlines()[0].strip() if engine_key_file else None
     keys = parse_keys(_read(api_keys), str(api_keys)) if api_keys else None
     asyncio.run(server.run(settings, key=engine_key, api_keys=keys))
 
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        text = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise NotFoundError(f"cannot read a file of keys: {error}", where=str(file)) from error
+    if not text:
+        raise NotFoundError("a file of keys is empty", where=str(file), expected="one key a line")
+    return text
 
 
 def _urls(given: list[str]) -> tuple[str, ...]:

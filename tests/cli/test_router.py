@@ -1,0 +1,68 @@
+"""`pdctl router`: what it makes of its options; serving is tested in tests/router."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdctl.base.exits import ExitCode
+from pdctl.router import server
+from pdctl.router.settings import RouterSettings
+from tests.cli.helpers import CliResult, run_cli
+
+PAIR = ("--prefill", "http://p:1/", "--decode", "http://d:2")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the router was told, in place of a router that serves."""
+    found: dict[str, Any] = {}
+
+    async def run(settings: RouterSettings, **more: Any) -> None:
+        found.update(more, settings=settings)
+
+    monkeypatch.setattr(server, "run", run)
+    return found
+
+
+def router(*options: str) -> CliResult:
+    return run_cli("router", *PAIR, *options)
+
+
+def test_options_become_settings(told: dict[str, Any]) -> None:
+    options = ("--ttl", "7m", "--threshold", "9", "--reuse-share", "0.5", "--limit", "idle=3")
+    assert router(*options).exit_code == ExitCode.OK
+    settings = told["settings"]
+    assert (settings.prefill, settings.decode) == (("http://p:1",), ("http://d:2",))
+    assert (settings.ttl, settings.threshold, settings.reuse_share) == (420.0, 9, 0.5)
+    assert settings.limits.idle == 3.0
+
+
+def test_keys_come_from_files(told: dict[str, Any], tmp_path: Path) -> None:
+    engine, clients = tmp_path / "engine", tmp_path / "clients"
+    engine.write_text("sk-engine \nsk-old\n")
+    clients.write_text("# ours\nteam: sk-a\n")
+    assert router("--engine-key-file", str(engine), "--api-keys", str(clients)).exit_code == 0
+    assert told["key"] == "sk-engine"
+    assert told["api_keys"].tenant_of("Bearer sk-a") == "team"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--ttl", "1:30"), ExitCode.USAGE, "--ttl: `1:30` is not a duration"),
+        (("--limit", "idle"), ExitCode.USAGE, "`idle` is not a limit"),
+        (("--limit", "idle=soon"), ExitCode.USAGE, "idle: "),
+        (("--store", "redis://r"), ExitCode.USAGE, "not a store that this version has"),
+        (("--decode", "d:2"), ExitCode.USAGE, "`d:2` is not a URL of an engine"),
+        (("--decode", "http://d:2/"), ExitCode.USAGE, "an engine is named twice"),
+        (("--api-keys", "/nowhere"), ExitCode.NOT_FOUND, "cannot read a file of keys"),
+        (("--engine-key-file", "/dev/null"), ExitCode.NOT_FOUND, "a file of keys is empty"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    told: dict[str, Any], options: tuple[str, ...], code: ExitCode, said: str
+) -> None:
+    result = router(*options)
+    assert (result.exit_code, told) == (code, {})
+    assert said in result.stderr
