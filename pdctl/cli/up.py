@@ -118,7 +118,7 @@ def _useful(config: "Config", file: str, outcome: "Outcome") -> list[str]:
         "max_tokens": 32,
     }
     keys = config.router.api_keys_file
-    key = f' -H "authorization: Bearer $(head -n 1 {shlex.quote(str(keys))})"' if keys else ""
+    key = f' -H "authorization: Bearer {_first_key(shlex.quote(str(keys)))}"' if keys else ""
     with_file = "" if file == str(options.DEFAULT_FILE) else f" -f {shlex.quote(file)}"
     return [
         f"curl {_url(outcome)}/v1/chat/completions -H 'content-type: application/json'{key} "
@@ -128,6 +128,11 @@ def _useful(config: "Config", file: str, outcome: "Outcome") -> list[str]:
         f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log",
         f"pdctl down{with_file}",
     ]
+
+
+def _first_key(file: str) -> str:
+    """Shell that reads a file of keys as the router does, so that no key is shown."""
+    return rf"$(sed -n 's/#.*//;s/^[^:]*://;s/[[:space:]]//g;/./{{p;q}}' {file})"
 
 
 def _url(outcome: "Outcome") -> str:

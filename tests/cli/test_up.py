@@ -1,5 +1,7 @@
 import json
+import shlex
 import signal
+import subprocess
 import urllib.request
 from pathlib import Path
 
@@ -228,3 +230,15 @@ def test_targets_that_are_not_built_yet_say_so(
 def test_no_file_is_not_found(tmp_path: Path) -> None:
     result = run_cli("up", "-f", str(tmp_path / "none.yaml"))
     assert result.exit_code == ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("text", ["sk-1\n", "# ours\n\n  team: sk-1 # mine\nsk-2\n", "a:sk-1"])
+def test_the_curl_line_reads_the_first_key_as_the_router_does(tmp_path: Path, text: str) -> None:
+    from pdctl.cli.up import _first_key
+    from pdctl.observe.endpoints import first_key
+
+    file = tmp_path / "keys"
+    file.write_text(text)
+    script = f'printf %s "{_first_key(shlex.quote(str(file)))}"'
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout == first_key(text) == "sk-1"
