@@ -18,6 +18,7 @@ from pdctl.plan.model import Install
 from pdctl.targets.base import Host, Result
 
 _SHOWN_LINES = 20
+_LINE_LENGTH = 100
 _LOCK_LIMIT_S = 3600.0
 _WORD_EVERY_S = 15.0
 _ALMOST_FULL = 50 * 10**6
@@ -81,7 +82,7 @@ def _run(
 ) -> None:
     def on_line(line: str) -> None:
         _append(log, line)
-        world.listen(StepProgress(step_id, f"{step.what}: {line.strip()}"))
+        world.listen(StepProgress(step_id, f"{step.what}: {line.strip()[:_LINE_LENGTH]}"))
 
     _append(log, f"$ {each.masked()}")
     result = host.run(each, timeout=step.timeout_s, on_line=on_line)
