@@ -1,42 +1,27 @@
 """`pdctl render`: the exact commands, environment and units; nothing is started or changed."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pdctl.base.errors import PermissionDeniedError, UsageError
+from pdctl.base.process import RoleName
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
     from pdctl.render.formats import Text
 
 
-class RoleChoice(StrEnum):
-    """Values of `--role`."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    ROUTER = "router"
-
-
-class FormatChoice(StrEnum):
-    """Values of `--format`."""
-
-    SHELL = "shell"
-    SYSTEMD = "systemd"
-    JSON = "json"
-
-
 def render(
     file: options.File = options.DEFAULT_FILE,
     role: Annotated[
-        RoleChoice | None, typer.Option("--role", help="Only this role's processes.")
+        RoleName | None, typer.Option("--role", help="Only this role's processes.")
     ] = None,
     form: Annotated[
-        FormatChoice, typer.Option("--format", help="Launch scripts, systemd units, or one JSON.")
-    ] = FormatChoice.SHELL,
+        Literal["shell", "systemd", "json"],
+        typer.Option("--format", help="Launch scripts, systemd units, or one JSON."),
+    ] = "shell",
     json: options.Json = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write files into this folder instead.")
@@ -58,8 +43,7 @@ def render(
     deployment = rendered(config, place_of(config))
     for notice in deployment.notices:
         ui.say(f"{ui.mark('warn')} {notice}", "warn")
-    chosen = FormatChoice.JSON if json else form
-    made = texts(deployment, config, chosen.value, role=None if role is None else role.value)
+    made = texts(deployment, config, "json" if json else form, role=role)
     if not made:
         raise UsageError(f"there is no {role} process in this deployment", where="--role")
     if out is None:
