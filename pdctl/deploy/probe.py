@@ -8,14 +8,12 @@ Probe = Callable[[str], str | None]
 """Takes a URL; gives None when it answers 200, else what was seen, such as `HTTP 503`."""
 
 _TIMEOUT_S = 2.0
-_SOMEWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def probe(url: str) -> str | None:
     """GET a URL once, within two seconds."""
     parts = urlsplit(url)
-    host = _SOMEWHERE.get(parts.hostname or "", parts.hostname or "")
-    connection = http.client.HTTPConnection(host, parts.port, timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", parts.path or "/")
         status = connection.getresponse().status

@@ -8,8 +8,6 @@ from pdctl.base.errors import UnreachableError
 from pdctl.base.process import ROLES, RoleName
 from pdctl.config.model import Config, ExternalTarget
 
-_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-
 
 class Served(Protocol):
     """A process that answers over HTTP: a `ProcessSpec`, or the record of a started one."""
@@ -119,10 +117,7 @@ def _endpoint(process: Served) -> Endpoint:
             where=process.host,
             hints=["pdctl up"],
         )
-    url = process.url
-    for every, one in _EVERY_ADDRESS.items():
-        url = url.replace(f"//{every}:", f"//{one}:").replace(f"//[{every}]:", f"//{one}:")
-    return Endpoint(process.name, process.role, process.host, url)
+    return Endpoint(process.name, process.role, process.host, process.url)
 
 
 def _external(target: ExternalTarget) -> tuple[Endpoint, ...]:
