@@ -1,11 +1,11 @@
 """One line for every change, so that later somebody can tell who did what and when."""
 
-import getpass
 import os
 import time
 from contextlib import suppress
 
 from pdctl.base import paths
+from pdctl.state.lock import user_name
 
 FILE_NAME = "audit.log"
 
@@ -16,7 +16,7 @@ def note(name: str, change: str) -> None:
     Words for later, never a reason to fail: where they cannot be written, the work goes on.
     """
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    line = f"{stamp} pid={os.getpid()} user={_user()} {change}\n"
+    line = f"{stamp} pid={os.getpid()} user={user_name()} {change}\n"
     with suppress(OSError):
         path = paths.deployment_dir(name) / FILE_NAME
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -24,10 +24,3 @@ def note(name: str, change: str) -> None:
             os.write(handle, line.encode())
         finally:
             os.close(handle)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

@@ -26,17 +26,6 @@ def safe_router_ttl(decoder_ttl: float) -> float:
     return decoder_ttl - MARGIN_S
 
 
-def default_router_ttl(decoder_ttl: float) -> float:
-    """The router TTL when the configuration names none: the longest safe one, in seconds.
-
-    Raises:
-        ValueError: when `decoder_ttl` leaves no room for one.
-    """
-    if decoder_ttl < SHORTEST_DECODER_TTL_S:
-        raise ValueError(no_safe_ttl(decoder_ttl))
-    return safe_router_ttl(decoder_ttl)
-
-
 def no_safe_ttl(decoder_ttl: float) -> str:
     """Why this `decoder_ttl` leaves no room, in a sentence."""
     return (

@@ -6,7 +6,7 @@ itself as well (`pdctl.engine.probe`), because a version string does not show a 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Generic, Literal, TypeVar
@@ -357,8 +357,3 @@ def _measured_0_33(row: Traits) -> Traits:
         default_nixl=Cell("1.5.0", "read", "0.33.0: requirements/kv_connectors.txt"),
         cpu_wheel=Cell(False, "inferred", "there was none of this version"),
     )
-
-
-def known_releases() -> Iterable[str]:
-    """The releases that have a row."""
-    return rows().keys()

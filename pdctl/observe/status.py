@@ -9,7 +9,7 @@ import aiohttp
 
 from pdctl.base.errors import PdctlError
 from pdctl.base.explain import STATE_PATH
-from pdctl.base.process import RoleName
+from pdctl.base.process import ROLES, RoleName
 from pdctl.observe.http import ask, ask_json
 from pdctl.state.model import DeploymentState, Phase, ProcessRecord
 from pdctl.targets.base import Host
@@ -94,8 +94,7 @@ class Status:
 
 async def read_status(hosts: Mapping[str, Host], state: DeploymentState) -> Status:
     """Ask hosts and servers, all at the same time; what does not answer has its `problem` set."""
-    order = {"prefill": 0, "decode": 1, "router": 2}
-    records = sorted(state.processes.values(), key=lambda r: (order[r.role], r.index))
+    records = sorted(state.processes.values(), key=lambda r: (ROLES.index(r.role), r.index))
     async with aiohttp.ClientSession() as session:
         roles = await asyncio.gather(*(_read_role(session, hosts, each) for each in records))
     proof = state.proof if state.proof and state.proof.processes == state.refs() else None

@@ -55,7 +55,7 @@ def hold(name: str, command: str, *, wait: float = 0.0) -> Iterator[None]:
         except Timeout as error:
             raise _busy(name, directory, wait) from error
     try:
-        _write_holder(directory, Holder(os.getpid(), _user(), command, time.time()))
+        _write_holder(directory, Holder(os.getpid(), user_name(), command, time.time()))
         yield
     finally:
         with suppress(OSError):
@@ -106,7 +106,8 @@ def _read_holder(directory: Path) -> Holder | None:
         return None
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Who runs pdctl, for words to others; the number where it has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
