@@ -1,4 +1,4 @@
-"""The exit codes of pdctl, the same for every command (DESIGN 4)."""
+"""The exit codes of pdctl, the same for every command. Scripts rely on the numbers."""
 
 from enum import IntEnum
 

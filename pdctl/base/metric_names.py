@@ -1,6 +1,6 @@
 """Metric names: the engines' that pdctl reads, and the router's own that others may rely on."""
 
-# vLLM and NIXL, as exported on /metrics (FACTS, research 1.3).
+# vLLM and NIXL, as exported on /metrics.
 VLLM_KV_USAGE = "vllm:kv_cache_usage_perc"
 VLLM_WAITING = "vllm:num_requests_waiting"
 VLLM_RUNNING = "vllm:num_requests_running"
