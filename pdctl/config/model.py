@@ -520,7 +520,7 @@ class RouterLimits(Section):
     first_byte: PositiveSeconds = 120.0
     """For decode to send its first byte."""
     idle: PositiveSeconds = 120.0
-    """Between two bytes of decode."""
+    """Between two bytes of decode, for a client's body to come, and for a client to read on."""
     total: PositiveSeconds = 3600.0
     """For a whole request."""
     body_mib: float = Field(default=64.0, gt=0)

@@ -500,15 +500,15 @@ class _Turn:
         self.report.prefill = prefill
         self.report.prefill_s = answer.seconds
         self.prompt_ids = _prompt_ids(answer.json)
-        usage = answer.json.get("usage") or {}
-        self.report.prompt_tokens = usage.get("prompt_tokens")
-        details = usage.get("prompt_tokens_details")
-        self.cached_tokens = details.get("cached_tokens") if isinstance(details, dict) else None
+        usage = legs.mapping(answer.json.get("usage"))
+        self.report.prompt_tokens = legs.count_of(usage.get("prompt_tokens"))
+        details = legs.mapping(usage.get("prompt_tokens_details"))
+        self.cached_tokens = legs.count_of(details.get("cached_tokens"))
         kv = answer.json.get("kv_transfer_params")
         return kv if isinstance(kv, dict) else None
 
     def _count_reuse(self, answer: Answer, tokens: int, handle: Handle) -> None:
-        kv = answer.json.get("kv_transfer_params") or {}
+        kv = legs.mapping(answer.json.get("kv_transfer_params"))
         counted = kv.get("remote_prefill_cached_tokens")
         if counted is not None and counted != tokens:
             # Prefill's own prefix cache had all but a few, so it pulled nothing (and told decode
@@ -573,7 +573,7 @@ class _Turn:
         block_size = self.fleet.decode[self.report.decode].block_size
         if not self.retain or self.request.conversation is None:
             return None, "not_reusable"
-        if not self.prompt_ids:
+        if not self.prompt_ids or not match.are_ids(harvest.generated):
             return None, "prompt_unknown"
         if reason := match.unproven(harvest.kv):
             return None, reason
@@ -626,9 +626,9 @@ class _Turn:
 def _prompt_ids(answer: Mapping[str, Any]) -> list[int] | None:
     """The prompt's ids as the engine used them: on the answer for chats, on the choice else."""
     ids = answer.get("prompt_token_ids")
-    if ids is None and answer.get("choices"):
-        ids = answer["choices"][0].get("prompt_token_ids")
-    return ids if isinstance(ids, list) else None
+    if ids is None and (choices := legs.choices_of(answer)):
+        ids = choices[0].get("prompt_token_ids")
+    return ids if match.are_ids(ids) else None
 
 
 def _rough_length(body: Mapping[str, Any]) -> int:

@@ -12,9 +12,10 @@ import orjson
 from aiohttp import web
 
 from pdctl.base.explain import REQUEST_ID_HEADER, TURN_HEADER, TurnExplanation
-from pdctl.base.sse import SseSplitter
+from pdctl.base.sse import SseSplitter, event_of
+from pdctl.base.words import one_line
 from pdctl.config.model import RouterLimits
-from pdctl.router import legs
+from pdctl.router import legs, match
 from pdctl.router.core import (
     Action,
     Alarm,
@@ -49,6 +50,12 @@ _ABANDON_S = 30.0
 # A decode leg that does not stream shows no first event; pulling takes far less than this.
 _PULL_GRACE_S = 2.0
 _WORTH_NOTING_S = 0.001
+_SAID = {
+    "timeout": "did not answer in time",
+    "unreachable": "cannot be reached",
+    "status": "gave no valid answer",
+    "stream_error": "gave no valid answer",
+}
 
 
 class DecodeBrokeOff(Exception):  # noqa: N818 - a turn of events, not an error of ours
@@ -116,6 +123,7 @@ class Driver:
         self._path = request.path
         self._arrived = time.monotonic()
         self._upstream: aiohttp.ClientResponse | None = None
+        self._abandoned = False
         self._answer: dict[str, Any] | None = None
         self._first_events: list[bytes] = []
         self._splitter = SseSplitter()
@@ -133,8 +141,21 @@ class Driver:
         try:
             return await self._run(turn)
         finally:
-            if self._upstream is not None:
+            if self._upstream is not None and not self._abandoned:
                 self._upstream.close()
+
+    async def out_of_time(self) -> web.StreamResponse | None:
+        """End an answer that took too long; None when none has begun."""
+        response = self.response
+        if response is None or isinstance(response, web.Response):
+            return None
+        event = self._error_event("The answer took longer than the router allows", "timeout", 504)
+        await self._write(response, event)
+        await response.write_eof()
+        return response
+
+    def _error_event(self, message: str, kind: str, code: int) -> bytes:
+        return event_of(legs.error_body(message, kind, code, self._request_id))
 
     async def _run(self, turn: Turn) -> Report:
         action = next(turn)
@@ -214,7 +235,7 @@ class Driver:
         if isinstance(answer, Failure):
             return None
         tokens = answer.json.get("tokens")
-        return tokens if isinstance(tokens, list) else None
+        return tokens if match.are_ids(tokens) else None
 
     async def _prefill(self, action: Prefill) -> Answer | Failure:
         work = self._prefill_call(action)
@@ -251,7 +272,7 @@ class Driver:
 
     async def _open_decode(self, action: OpenDecode) -> Opened | Failure:
         limits = self._shared.limits
-        streams = bool(action.body.get("stream"))
+        streams = legs.is_true(action.body.get("stream"))
         opening = self._shared.background.run(self._first_of_decode(action))
         try:
             limit = limits.first_byte if streams else limits.total
@@ -259,6 +280,7 @@ class Driver:
         except asyncio.CancelledError:
             # Decode may be in the middle of pulling blocks: let it get them, then abort.
             grace = _ABANDON_S if streams else _PULL_GRACE_S
+            self._abandoned = True
             self._shared.background.run(self._abandon(opening, grace))
             raise
         if not done:
@@ -299,8 +321,8 @@ class Driver:
         error = legs.error_of(self._first_events[0])
         if error is not None:
             upstream.close()
-            status = _error_status(error)
-            return Failure(status, "stream_error", orjson.dumps(error), url=url)
+            said = orjson.dumps({"error": error["error"]}) if "error" in error else b""
+            return Failure(_error_status(error), "stream_error", said, url=url)
         return Opened(upstream.status)
 
     async def _whole_answer(self, url: str, upstream: aiohttp.ClientResponse) -> Opened | Failure:
@@ -308,12 +330,13 @@ class Driver:
         content_type = upstream.headers.get("Content-Type", "application/json")
         if upstream.status != 200:
             return Failure(upstream.status, "status", body, content_type, url)
+        # What is in a bad answer, the client does not get: it may have a handle in it.
         try:
             answer = orjson.loads(body)
         except orjson.JSONDecodeError:
-            return Failure(502, "status", body, content_type, url)
-        if not isinstance(answer, dict) or _ended_in_error(answer):
-            return Failure(500, "stream_error", body, content_type, url)
+            return Failure(502, "stream_error", url=url)
+        if not isinstance(answer, dict) or _is_no_answer(answer):
+            return Failure(502, "stream_error", url=url)
         self._answer = answer
         return Opened(upstream.status)
 
@@ -353,15 +376,18 @@ class Driver:
                 if self.ttft_s is None and cleaner.harvest.content_seen:
                     self.ttft_s = time.monotonic() - self._arrived
                 blocked += await self._write(response, out)
+            if not cleaner.harvest.over:
+                raise DecodeBrokeOff("closed the connection")
         except DecodeBrokeOff as broke:
             log.warning("[%s] decode %s in mid-answer", self._request_id, broke)
-            event = legs.error_body(
+            event = self._error_event(
                 f"The decode engine {broke} before the answer was complete",
                 "decode_interrupted",
                 502,
-                self._request_id,
             )
-            await self._write(response, b"data: " + event + b"\n\n")
+            # Behind the end of the answer, if that is being held back.
+            if out := cleaner.feed(event):
+                await self._write(response, out)
             return Relayed(cleaner.harvest, complete=False, blocked=blocked)
         finally:
             decode.outstanding -= load
@@ -421,12 +447,12 @@ class Driver:
 
     def _reply(self, failure: Failure) -> None:
         headers = {REQUEST_ID_HEADER: self._request_id}
-        if failure.body:
+        if failure.body and failure.status >= 400:
             headers["Content-Type"] = failure.content_type
             body = failure.body
         else:
             headers["Content-Type"] = "application/json"
-            said = "did not answer in time" if failure.kind == "timeout" else "cannot be reached"
+            said = _SAID[failure.kind]
             body = legs.error_body(
                 f"The decode engine {said}", "engine_unavailable", failure.client_status,
                 self._request_id,
@@ -459,7 +485,7 @@ class Driver:
         evicted = await self._shared.store.put(handle)
         log.info(
             "conv=%s: cached D blocks (remote_request_id=%s, blocks=%d, tokens=%d)",
-            handle.conversation,
+            one_line(handle.conversation),
             handle.params["remote_request_id"],
             len(handle.params["remote_block_ids"][0]),
             handle.held.certain,
@@ -517,8 +543,9 @@ def _is_stream(upstream: aiohttp.ClientResponse) -> bool:
     return upstream.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
-def _ended_in_error(answer: dict[str, Any]) -> bool:
-    return any(c.get("finish_reason") == "error" for c in answer.get("choices") or [])
+def _is_no_answer(answer: dict[str, Any]) -> bool:
+    choices = legs.choices_of(answer)
+    return not choices or any(c.get("finish_reason") == "error" for c in choices)
 
 
 def _error_status(error: dict[str, Any]) -> int:

@@ -110,9 +110,13 @@ def _judge_completion(body: Mapping[str, Any]) -> Verdict:
     prompt = body.get("prompt")
     if isinstance(prompt, str) and prompt:
         return ELIGIBLE
-    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+    if isinstance(prompt, list) and prompt and all(map(_is_id, prompt)):
         return ELIGIBLE
     return Verdict(False, "excluded_prompt")
+
+
+def _is_id(item: object) -> bool:
+    return type(item) is int and 0 <= item < 2**32
 
 
 def tokenize_body(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,8 +40,8 @@ class Engines:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect),
-                # An engine's answer is passed on as it is, also when it is compressed.
-                auto_decompress=False,
+                # Answers are read here, and most go on over a fast network.
+                headers={"Accept-Encoding": "identity"},
                 read_bufsize=2**18,
             )
         return self._session
@@ -68,7 +68,7 @@ class Engines:
                 raw = await self.request("POST", url, orjson.dumps(body), headers)
         except TimeoutError:
             return Failure(0, "timeout", url=url)
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, OSError):
             return Failure(0, "unreachable", url=url)
         if raw.status != 200:
             return Failure(raw.status, "status", raw.body, raw.content_type, url)
@@ -89,7 +89,9 @@ class Engines:
             aiohttp.ClientError: when the engine cannot be reached or breaks off.
         """
         sent = {**_JSON, **self.headers(headers)} if body is not None else self.headers(headers)
-        async with self.session.request(method, url, data=body, headers=sent) as response:
+        async with self.session.request(
+            method, url, data=body, headers=sent, allow_redirects=False
+        ) as response:
             return Raw(
                 response.status,
                 response.headers.get("Content-Type", "application/json"),
@@ -106,7 +108,9 @@ class Engines:
             aiohttp.ClientError: when the engine cannot be reached.
         """
         sent = {**_JSON, **self.headers(headers)}
-        return await self.session.post(url, data=orjson.dumps(body), headers=sent)
+        return await self.session.post(
+            url, data=orjson.dumps(body), headers=sent, allow_redirects=False
+        )
 
     async def get(self, url: str, *, limit: float) -> Raw | Failure:
         """GET within `limit` seconds."""

@@ -50,4 +50,5 @@ def parse_keys(text: str, where: str) -> ApiKeys:
 
 
 def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+    # Bytes of a header that are no UTF-8 come as lone surrogates.
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

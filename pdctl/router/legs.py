@@ -4,6 +4,7 @@ Prefill computes the prompt and one token; decode continues from its blocks. Not
 machinery may reach the client: no handle, no ids it did not ask for, no engine address.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from pdctl.router.match import release_params
 # another's KV or make an engine call an address of its choice (research 2.1, no. 13).
 CLIENT_ONLY = ("conversation_id",)
 FORBIDDEN = ("kv_transfer_params", "ec_transfer_params")
+# The engine lays what is in here over what it gives to its connectors.
+_ARGUMENTS = "vllm_xargs"
 
 # On prefill these would change how its one token ends, or cost work nobody sees.
 _NOT_FOR_PREFILL = (
@@ -39,7 +42,54 @@ def client_body(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The request as the engines may see it, and the forbidden fields it carried."""
     dropped = [name for name in FORBIDDEN if name in body]
     hidden = {*CLIENT_ONLY, *FORBIDDEN}
-    return {name: value for name, value in body.items() if name not in hidden}, dropped
+    cleaned = {name: value for name, value in body.items() if name not in hidden}
+    arguments = mapping(body.get(_ARGUMENTS))
+    if among := [name for name in FORBIDDEN if name in arguments]:
+        dropped += among
+        cleaned[_ARGUMENTS] = {k: v for k, v in arguments.items() if k not in among}
+    return cleaned, dropped
+
+
+def without_handles(raw: bytes) -> tuple[bytes, list[str]]:
+    """A body that the engine shall judge by itself, and the forbidden fields taken out of it.
+
+    It is read as the engine reads it: that parser takes NaN, lone surrogates and UTF-16, which
+    orjson does not, and such a body must be no way around the router.
+
+    Raises:
+        RecursionError: it is nested deeper than can be looked at.
+    """
+    for loads in (orjson.loads, json.loads):
+        try:
+            body = loads(raw)
+        except ValueError:
+            continue
+        cleaned, dropped = client_body(body) if isinstance(body, dict) else (body, [])
+        return (json.dumps(cleaned).encode() if dropped else raw), dropped
+    return raw, []
+
+
+def is_true(value: object) -> bool:
+    """Whether the engine takes a value for true: it also reads words and numbers."""
+    if isinstance(value, str):
+        return value.lower() in ("1", "true", "t", "yes", "y", "on")
+    return value == 1
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value if it is an object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def choices_of(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The choices of an answer or a chunk that are objects."""
+    choices = answer.get("choices")
+    return [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
+
+
+def count_of(value: object) -> int | None:
+    """A number of tokens as an engine says it, None for what is no such number."""
+    return value if type(value) is int and value >= 0 else None
 
 
 def prefill_body(
@@ -77,8 +127,10 @@ def decode_body(
             _force_ids(endpoint, leg, prompt_ids)
     if want_ids:
         leg["return_token_ids"] = True
-        if leg.get("stream"):
-            leg["stream_options"] = {**(leg.get("stream_options") or {}), "include_usage": True}
+        options = leg.get("stream_options")
+        # What is no object is for the engine to refuse.
+        if is_true(leg.get("stream")) and isinstance(options, Mapping | None):
+            leg["stream_options"] = {**(options or {}), "include_usage": True}
     return leg
 
 
@@ -133,6 +185,7 @@ class Harvest:
         usage: the engine's own counts.
         finish_reason: how the turn ended; None when it did not.
         failed: an error event came in the stream.
+        done: the stream said that it is over.
         content_seen: something a reader would see was sent on.
     """
 
@@ -141,12 +194,18 @@ class Harvest:
     usage: dict[str, Any] | None = None
     finish_reason: str | None = None
     failed: bool = False
+    done: bool = False
     content_seen: bool = False
 
     @property
     def completion_tokens(self) -> int | None:
         """Generated tokens as billed."""
-        return self.usage.get("completion_tokens") if self.usage else None
+        return count_of(self.usage.get("completion_tokens")) if self.usage else None
+
+    @property
+    def over(self) -> bool:
+        """A stream that ends now ends as it should, or the client knows that it does not."""
+        return self.done or self.failed or self.finish_reason is not None
 
 
 @dataclass(frozen=True)
@@ -159,10 +218,9 @@ class ClientWants:
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "ClientWants":
         """Read it from the client's own request."""
-        options = body.get("stream_options")
         return cls(
-            token_ids=bool(body.get("return_token_ids")),
-            usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+            token_ids=is_true(body.get("return_token_ids")),
+            usage=is_true(mapping(body.get("stream_options")).get("include_usage")),
         )
 
 
@@ -195,7 +253,7 @@ def clean_answer(answer: dict[str, Any], wants: ClientWants, cached_tokens: int 
     harvest.kv = kv if isinstance(kv, dict) else None
     if not wants.token_ids:
         _blank(answer)
-    for choice in answer.get("choices") or []:
+    for choice in choices_of(answer):
         _take_ids(choice, harvest, wants)
         harvest.finish_reason = choice.get("finish_reason") or harvest.finish_reason
     usage = answer.get("usage")
@@ -241,19 +299,21 @@ class StreamCleaner:
         return self._hold_end and isinstance(out, dict) and _finished(out)
 
     def _clean(self, event: bytes) -> bytes | dict[str, Any]:
+        data = data_of(event)
+        if data == DONE:
+            self.harvest.done = True
         # Engines name no events; one that has a name is not a chunk.
-        data = data_of(event) if event.startswith(b"data:") else None
-        if data is None or data == DONE:
+        if data is None or data == DONE or not (event.startswith(b"data:") or _tells(event)):
             return event
         try:
             chunk = orjson.loads(data)
         except orjson.JSONDecodeError:
-            return event
+            return b"" if _tells(event) else event
         if not isinstance(chunk, dict):
             return event
         if "error" in chunk:
             self.harvest.failed = True
-            return event
+            return {"error": chunk["error"]} if _tells(event) else event
         return self._chunk(chunk)
 
     def _chunk(self, chunk: dict[str, Any]) -> bytes | dict[str, Any]:
@@ -264,8 +324,7 @@ class StreamCleaner:
         if isinstance(usage, dict):
             self.harvest.usage = usage
             true_usage(usage, self._cached_tokens)
-        choices = chunk.get("choices")
-        if choices:
+        if choices := choices_of(chunk):
             return self._choices(chunk, choices)
         if self._hold_end and isinstance(usage, dict) and not self._wants.usage:
             self._move_fingerprint(chunk)
@@ -299,7 +358,12 @@ def _bytes(out: bytes | dict[str, Any]) -> bytes:
 
 
 def _finished(chunk: Mapping[str, Any]) -> bool:
-    return any(choice.get("finish_reason") for choice in chunk.get("choices") or [])
+    return any(choice.get("finish_reason") for choice in choices_of(chunk))
+
+
+def _tells(event: bytes) -> bool:
+    """Whether there is something in it that clients must not see."""
+    return b"kv_transfer_params" in event or b"token_ids" in event
 
 
 def _says_nothing(choice: Mapping[str, Any]) -> bool:
@@ -326,7 +390,7 @@ def error_of(event: bytes) -> dict[str, Any] | None:
         return None
     if "error" in chunk:
         return chunk
-    reasons = [choice.get("finish_reason") for choice in chunk.get("choices") or []]
+    reasons = [choice.get("finish_reason") for choice in choices_of(chunk)]
     return chunk if "error" in reasons else None
 
 

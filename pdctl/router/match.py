@@ -8,7 +8,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 TokenIds = array  # array("I"): 4 bytes a token, compared by memcmp
 
@@ -20,6 +20,17 @@ def token_ids(ids: Sequence[int]) -> "array[int]":
         OverflowError, TypeError: for anything that is not a non-negative 32-bit integer.
     """
     return array("I", ids)
+
+
+def are_ids(value: object) -> TypeGuard[list[int]]:
+    """True for a list that `token_ids` takes."""
+    if not isinstance(value, list):
+        return False
+    try:
+        token_ids(value)
+    except (OverflowError, TypeError):
+        return False
+    return True
 
 
 def common_prefix(left: "array[int]", right: "array[int]") -> int:
@@ -124,6 +135,8 @@ def unproven(params: Mapping[str, Any]) -> str | None:
         return "no_blocks"
     if len(groups) != 1 or not isinstance(groups[0], list):
         return "several_kv_groups"
+    if not are_ids(groups[0]) or not are_ids([params.get("remote_num_tokens") or 0]):
+        return "no_numbers"
     if params.get("dcp_size", 1) not in (None, 1) or params.get("pp_size", 1) not in (None, 1):
         return "context_or_pipeline_parallel"
     if params.get("transfer_mode", "pull") not in (None, "pull"):

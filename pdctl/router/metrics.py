@@ -1,5 +1,7 @@
 """The router's Prometheus metrics, in a registry of their own."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pdctl.base import metric_names as names
@@ -71,7 +73,11 @@ class RouterMetrics:
             self._prefill.labels(report.outcome).observe(report.prefill_s)
         for cause in report.retries:
             self._retries.labels(cause).inc()
-        for field in report.dropped:
+        self.count_dropped(report.dropped)
+
+    def count_dropped(self, fields: Iterable[str]) -> None:
+        """Forbidden fields were taken out of a request."""
+        for field in fields:
             self._dropped.labels(field).inc()
 
     def exposition(self) -> bytes:

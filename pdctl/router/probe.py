@@ -15,12 +15,13 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdctl.base.metric_names import PROCESS_START_TIME, VLLM_CACHE_CONFIG
+from pdctl.base.words import one_line
 from pdctl.router import match
 from pdctl.router.core import Answer, Failure, Policy
 from pdctl.router.driver import Shared
 from pdctl.router.fleet import Engine, Pair
 from pdctl.router.handle import is_handle
-from pdctl.router.legs import FIRST_TURN
+from pdctl.router.legs import FIRST_TURN, count_of
 
 log = logging.getLogger("pdctl.router")
 
@@ -129,7 +130,7 @@ class Watcher:
     async def _sweep(self, now: float) -> None:
         for handle in await self._shared.store.take_expired(now):
             self._shared.metrics.releases.labels("expired").inc()
-            log.info("conv=%s: handle expired", handle.conversation)
+            log.info("conv=%s: handle expired", one_line(handle.conversation))
         totals = await self._shared.store.totals()
         for url in self._shared.fleet.decode:
             handles, tokens = totals.get(url, (0, 0))
@@ -190,6 +191,8 @@ class _Prober:
             ids, [], completion_tokens=0, remote_num_tokens=handle.get("remote_num_tokens")
         )
         tokens = match.attachable(held.certain, block_size)
+        if tokens < 1:
+            return "decode does not say how many tokens it holds"
         third = await self._ask(
             pair.prefill,
             [*ids, *ids[:3]],
@@ -215,11 +218,11 @@ class _Prober:
             limit=self._shared.limits.tokenize,
             headers={},
         )
-        if isinstance(answer, Failure) or not isinstance(answer.json.get("tokens"), list):
+        tokens = answer.json.get("tokens") if isinstance(answer, Answer) else None
+        if not isinstance(answer, Answer) or not match.are_ids(tokens):
             return None
-        longest = answer.json.get("max_model_len") or count
-        tokens: list[int] = answer.json["tokens"][: min(count, int(longest) - 8)]
-        return tokens
+        longest = count_of(answer.json.get("max_model_len")) or count
+        return tokens[: min(count, longest - 8)]
 
     async def _ask(
         self,
@@ -250,7 +253,12 @@ class _Prober:
 def read_engine_metrics(text: str) -> dict[str, str]:
     """`block_size` and `start` (a restart changes it) from an engine's /metrics, if they tell."""
     facts: dict[str, str] = {}
-    for family in text_string_to_metric_families(text):
+    try:
+        families = list(text_string_to_metric_families(text))
+    except (ValueError, IndexError, KeyError):
+        # Not what it should be, so it tells nothing.
+        return facts
+    for family in families:
         for sample in family.samples:
             if sample.name == VLLM_CACHE_CONFIG and "block_size" in sample.labels:
                 facts.setdefault("block_size", sample.labels["block_size"])

@@ -12,10 +12,14 @@ from typing import Any
 import aiohttp
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
 
 from pdctl import __version__
 from pdctl.base.explain import CONVERSATION_HEADER, EXPLAIN_HEADER, STATE_PATH
 from pdctl.base.requestlog import RequestRecord
+from pdctl.base.sse import event_of
+from pdctl.base.words import one_line
 from pdctl.router import legs
 from pdctl.router.core import Policy, Release, Report, TurnRequest, run_turn
 from pdctl.router.driver import Background, Driver, Shared, release
@@ -111,13 +115,13 @@ class Router:
     # Turns.
 
     async def _turn(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
+        raw = await self._body(request)
         body = _json_object(raw)
         if body is None:
             # Not for us to judge: decode says what is wrong with it, in its own words.
             return await self._to_decode(request, raw)
         endpoint: Endpoint = CHAT if request.path == CHAT else COMPLETIONS
-        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        request_id = _text(request.headers.get("X-Request-Id")) or uuid.uuid4().hex
         turn = TurnRequest(
             endpoint=endpoint,
             body=body,
@@ -133,10 +137,16 @@ class Router:
             explain=request.headers.get(EXPLAIN_HEADER) == "1",
         )
         arrived = time.time()
-        async with asyncio.timeout(self.settings.limits.total):
-            report = await driver.run(
-                run_turn(turn, self.shared.fleet, self.policy, time.monotonic)
-            )
+        try:
+            async with asyncio.timeout(self.settings.limits.total):
+                report = await driver.run(
+                    run_turn(turn, self.shared.fleet, self.policy, time.monotonic)
+                )
+        except TimeoutError:
+            begun = await driver.out_of_time()
+            if begun is None:
+                raise
+            return begun
         self._tell(turn, report, driver, arrived)
         assert driver.response is not None
         return driver.response
@@ -146,8 +156,8 @@ class Router:
         word = "HIT" if report.outcome in ("HIT", "PARTIAL") else report.outcome
         log.info(
             "[%s] conv=%s: cache %s (%s, reused=%d, prompt=%s, retained=%s%s)",
-            turn.request_id,
-            _one_line(conversation),
+            one_line(turn.request_id),
+            one_line(conversation),
             word,
             report.reason,
             report.reused_tokens,
@@ -173,23 +183,79 @@ class Router:
     # Everything else.
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
-        return await self._to_decode(request, await request.read())
+        return await self._to_decode(request, await self._body(request))
+
+    async def _body(self, request: web.Request) -> bytes:
+        """The request's body, if it is all there in time."""
+        try:
+            async with asyncio.timeout(self.settings.limits.idle):
+                return await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(reason="The body did not come in time") from None
+        except (HttpProcessingError, web.RequestPayloadError):
+            raise web.HTTPBadRequest(reason="The body cannot be read") from None
 
     async def _to_decode(self, request: web.Request, raw: bytes) -> web.StreamResponse:
         """Pass a request to decode and its answer back, both as they are, streaming."""
         decode = self.shared.fleet.choose_decode()
         if decode is None:
             return _error(503, "No decode engine is healthy", "engine_unavailable")
+        try:
+            raw, dropped = legs.without_handles(raw)
+        except RecursionError:
+            return _error(400, "The body is nested too deeply", "invalid_request")
+        self.shared.metrics.count_dropped(dropped)
         headers = self.shared.engines.headers(self._engine_headers(request.headers))
         if content_type := request.headers.get("Content-Type"):
             headers["Content-Type"] = content_type
+        # Not normalised, else `..` would lead to paths that are not listed.
+        url = URL(f"{decode}{request.rel_url.raw_path_qs}", encoded=True)
+        limits = self.settings.limits
         try:
-            async with self.shared.engines.session.request(
-                request.method, f"{decode}{request.path_qs}", data=raw or None, headers=headers
-            ) as upstream:
-                return await _copy(request, upstream)
-        except aiohttp.ClientError:
+            async with asyncio.timeout(
+                limits.first_byte if request.method == "GET" else limits.total
+            ):
+                upstream = await self.shared.engines.session.request(
+                    request.method, url, data=raw or None, headers=headers
+                )
+                if upstream.content_type != "text/event-stream":
+                    async with upstream:
+                        return web.Response(
+                            status=upstream.status,
+                            body=await upstream.read(),
+                            headers=_client_headers(upstream),
+                        )
+        except TimeoutError:
+            return _error(504, "The decode engine did not answer in time", "timeout")
+        except (aiohttp.ClientError, OSError):
             return _error(502, "The decode engine cannot be reached", "engine_unavailable")
+        async with upstream:
+            return await self._copy_stream(request, upstream)
+
+    async def _copy_stream(
+        self, request: web.Request, upstream: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        idle = self.settings.limits.idle
+        response = web.StreamResponse(status=upstream.status, headers=_client_headers(upstream))
+        await response.prepare(request)
+        while True:
+            try:
+                async with asyncio.timeout(idle):
+                    chunk = await upstream.content.readany()
+            except (TimeoutError, aiohttp.ClientError, OSError):
+                text = "The decode engine broke off before the answer was complete"
+                chunk = event_of(legs.error_body(text, "decode_interrupted", 502, uuid.uuid4().hex))
+                await response.write(chunk)
+                break
+            if not chunk:
+                break
+            try:
+                async with asyncio.timeout(idle):
+                    await response.write(chunk)
+            except TimeoutError as error:
+                raise ConnectionResetError("the client does not read") from error
+        await response.write_eof()
+        return response
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -220,7 +286,7 @@ class Router:
         names = [name for name in _TO_ENGINE if name in headers]
         if self._api_keys is not None:
             names = [name for name in names if name != "authorization"]
-        return {name: headers[name] for name in names}
+        return {name: _text(headers[name]) for name in names}
 
     async def state(self) -> dict[str, Any]:
         """What `/pdctl/v1/state` and `/ready` say."""
@@ -289,9 +355,15 @@ class Router:
         except TimeoutError:
             metrics.count_request(path, 504)
             return _error(504, "The request took longer than the router allows", "timeout")
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionError):
             metrics.count_request(path, 499)
             raise
+        except Exception:
+            metrics.count_request(path, 500)
+            if request.writer.output_size:
+                raise
+            log.exception("%s failed", path)
+            return _error(500, "The router has a bug; its log says more", "internal_error")
         finally:
             self._in_flight -= 1
         metrics.count_request(path, response.status)
@@ -311,8 +383,8 @@ def conversation_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str 
     """The client's name for its conversation: `conversation_id`, or a header; None without."""
     for value in (
         body.get("conversation_id"),
-        headers.get(CONVERSATION_HEADER),
-        headers.get("X-Session-Id"),
+        _text(headers.get(CONVERSATION_HEADER)),
+        _text(headers.get("X-Session-Id")),
     ):
         if isinstance(value, str) and value and len(value) <= _LONGEST_ID:
             return value
@@ -320,15 +392,19 @@ def conversation_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str 
 
 
 def _json_object(raw: bytes) -> dict[str, Any] | None:
+    """The body; None unless it is an object that can also be sent on."""
     try:
         body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
+        # orjson reads more levels than it writes.
+        orjson.dumps(body)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return None
     return body if isinstance(body, dict) else None
 
 
-def _one_line(text: str) -> str:
-    return text if text.isprintable() else repr(text)
+def _text(value: str | None) -> str:
+    """A header's value; bytes that are no UTF-8 come as lone surrogates, which nothing can send."""
+    return (value or "").encode("utf-8", "backslashreplace").decode()
 
 
 def _error(status: int, message: str, kind: str) -> web.Response:
@@ -339,16 +415,25 @@ def _error(status: int, message: str, kind: str) -> web.Response:
     )
 
 
-async def _copy(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-    headers = {name: upstream.headers[name] for name in _TO_CLIENT if name in upstream.headers}
-    response = web.StreamResponse(status=upstream.status, headers=headers)
-    if upstream.content_length is not None:
-        response.content_length = upstream.content_length
-    await response.prepare(request)
-    async for chunk in upstream.content.iter_any():
-        await response.write(chunk)
-    await response.write_eof()
-    return response
+def _client_headers(upstream: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name: upstream.headers[name] for name in _TO_CLIENT if name in upstream.headers}
+
+
+class _NoTraceback(logging.Filter):
+    """What is no HTTP is the client's fault: it gets one line, and no traceback of ours."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Shorten such a record."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg = f"{record.getMessage()}: {type(error).__name__}"
+            record.args, record.exc_info = (), None
+        return True
+
+
+_http_log = logging.getLogger("pdctl.router.http")
+_http_log.addFilter(_NoTraceback())
 
 
 @asynccontextmanager
@@ -357,6 +442,7 @@ async def serving(router: Router) -> AsyncIterator[str]:
     runner = web.AppRunner(
         router.app(),
         access_log=None,
+        logger=_http_log,
         # Without it a handler that waits on a silent engine never hears that its client left.
         handler_cancellation=True,
         shutdown_timeout=router.settings.limits.drain,

@@ -58,6 +58,8 @@ class MemoryStore:
 
     async def put(self, handle: Handle) -> list[Handle]:
         """Keep a handle; the oldest branch, or the oldest of all, goes when a bound is met."""
+        # An engine that names two turns alike has only the later one.
+        self._remove(handle.id)
         self._handles[handle.id] = handle
         branches = self._by_conversation.setdefault(_key(handle), [])
         branches.append(handle.id)

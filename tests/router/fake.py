@@ -7,6 +7,7 @@ tokens, so what it pulled is judged here by the test, not by the engine.
 import asyncio
 import itertools
 import json
+import logging
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -42,6 +43,10 @@ class FakeEngine:
 
     Attributes:
         seen: bodies of the generation requests, in order.
+        passed: answers the paths that the router passes on as they are.
+        tokenizes: answers `/tokenize` instead.
+        long_word: is added to each word of a stream, to make it long.
+        asked: generation requests, also those that could not be read.
         left: requests whose client went away before they were done.
         held: what decode retains, by request id.
         pulls: tokens that prefill pulled, by turn.
@@ -50,6 +55,7 @@ class FakeEngine:
     role: str
     fault: Callable[[web.Request, dict[str, Any]], Any] | None = None
     seen: list[dict[str, Any]] = field(default_factory=list)
+    asked: int = 0
     left: int = 0
     finished: int = 0
     held: dict[str, list[int]] = field(default_factory=dict)
@@ -62,6 +68,11 @@ class FakeEngine:
     start_id: str = "start1"
     version: str = "0.33.0"
     peer: "FakeEngine | None" = None
+    passed: Callable[[web.Request], Any] | None = None
+    long_word: str = ""
+    tokenizes: Callable[[web.Request], Any] | None = None
+    metrics: bytes = f'vllm:cache_config_info{{block_size="{BLOCK}"}} 1\n'.encode()
+    up: bool = True
     _count: Any = field(default_factory=itertools.count)
 
     def app(self) -> web.Application:
@@ -73,10 +84,17 @@ class FakeEngine:
         app.router.add_get("/version", self._version)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
+        for path in ("/v1/messages", "/v1/responses", "/v1/embeddings"):
+            app.router.add_post(path, self._passed)
         return app
 
+    async def _passed(self, request: web.Request) -> web.StreamResponse:
+        assert self.passed is not None
+        answer: web.StreamResponse = await self.passed(request)
+        return answer
+
     async def _ok(self, request: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=200 if self.up else 503)
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": self.version})
@@ -85,14 +103,24 @@ class FakeEngine:
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(text=f'vllm:cache_config_info{{block_size="{BLOCK}"}} 1\n')
+        return web.Response(body=self.metrics)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        ids = ids_of(await request.json())
+        if self.tokenizes is not None:
+            told: web.Response = await self.tokenizes(request)
+            return told
+        try:
+            ids = ids_of(await request.json())
+        except (AttributeError, KeyError, TypeError) as wrong:
+            return error(400, f"the request is wrong: {wrong!r}")
         return web.json_response({"count": len(ids), "max_model_len": 100000, "tokens": ids})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+        self.asked += 1
+        try:
+            body = await request.json()
+        except (ValueError, RecursionError):
+            return error(400, "not JSON")
         self.seen.append(body)
         try:
             if self.fault is not None:
@@ -105,6 +133,8 @@ class FakeEngine:
         except (asyncio.CancelledError, ConnectionError):
             self.left += 1
             raise
+        except (AttributeError, KeyError, TypeError) as wrong:
+            return error(400, f"the request is wrong: {wrong!r}")
 
     async def _prefill(self, request: web.Request, body: dict[str, Any]) -> web.Response:
         kv = body["kv_transfer_params"]
@@ -175,7 +205,7 @@ class FakeEngine:
             last = place == len(out) - 1
             choice = {
                 "index": 0,
-                "delta": {"content": f"{word} "},
+                "delta": {"content": f"{word}{self.long_word} "},
                 "finish_reason": "length" if last else None,
                 **({"token_ids": [token]} if want else {}),
             }
@@ -231,7 +261,12 @@ async def running(*engines: FakeEngine) -> AsyncIterator[None]:
     runners = []
     try:
         for engine in engines:
-            runner = web.AppRunner(engine.app(), handler_cancellation=True, shutdown_timeout=0.1)
+            runner = web.AppRunner(
+                engine.app(),
+                handler_cancellation=True,
+                shutdown_timeout=0.1,
+                logger=logging.getLogger("fake"),
+            )
             await runner.setup()
             runners.append(runner)
             await web.TCPSite(runner, "127.0.0.1", 0).start()
