@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pdctl.base.errors import PermissionDeniedError, UsageError
-from pdctl.base.process import RoleName
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
@@ -16,7 +15,8 @@ if TYPE_CHECKING:
 def render(
     file: options.File = options.DEFAULT_FILE,
     role: Annotated[
-        RoleName | None, typer.Option("--role", help="Only this role's processes.")
+        Literal["prefill", "decode", "router"] | None,
+        typer.Option("--role", help="Only this role's processes."),
     ] = None,
     form: Annotated[
         Literal["shell", "systemd", "json"],

@@ -6,25 +6,15 @@ User text never goes through rich's markup: brackets in paths and logs must surv
 import json as jsonlib
 import os
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pdctl.base.errors import PdctlError, UsageError
-from pdctl.base.events import (
-    Event,
-    Listener,
-    Note,
-    StepDone,
-    StepFailed,
-    StepProgress,
-    StepSkipped,
-    StepStarted,
-    StepWaiting,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from pdctl.base.events import Listener
 
 _STYLES = {"ok": "green", "bad": "red", "warn": "yellow", "dim": "dim", "plain": ""}
 
@@ -119,49 +109,9 @@ def confirm(question: str, *, yes: bool) -> None:
         raise UsageError("not confirmed; nothing was changed")
 
 
-class _Progress:
-    """Turns events into lines; a repeated progress of one step is told at most every 5 s."""
-
-    def __init__(self, verbose: bool) -> None:
-        self._verbose = verbose
-        self._told: dict[str, float] = {}
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case StepStarted(what=what) if self._verbose:
-                say(f"… {what}", "dim")
-            case StepProgress(id=step, text=text) if self._due(step):
-                say(f"… {text}{_share(event)}", "dim")
-            case StepWaiting(id=step) if self._due(step):
-                say(
-                    f"… waiting for {event.waiting_for} "
-                    f"({event.elapsed_s:.0f} of at most {event.deadline_s:.0f} s)",
-                    "dim",
-                )
-            case StepSkipped(what=what, reason=reason):
-                say(f"{mark('skip')} {what}: nothing to do, because {reason}", "dim")
-            case StepDone(what=what, seconds=seconds, result=result):
-                tail = f": {result}" if result else ""
-                say(f"{mark('ok')} {what}{tail} ({seconds:.1f} s)", "ok")
-            case StepFailed(what=what, message=message, seconds=seconds):
-                say(f"{mark('bad')} {what}: {message} ({seconds:.1f} s)", "bad")
-            case Note(text=text, warning=warning):
-                say(f"{mark('warn')} {text}" if warning else text, "warn" if warning else "plain")
-
-    def _due(self, step: str) -> bool:
-        now = time.monotonic()
-        if now - self._told.get(step, -10.0) < 5.0:
-            return False
-        self._told[step] = now
-        return True
-
-
-def _share(event: StepProgress) -> str:
-    if event.done is None or not event.total:
-        return ""
-    return f" ({event.done / event.total:.0%})"
-
-
-def listener(*, verbose: bool = False) -> Listener:
+def listener(*, verbose: bool = False) -> "Listener":
     """A listener that prints events to stderr."""
-    return _Progress(verbose)
+    # What `--help` does not need, it does not load.
+    from pdctl.cli.progress import Progress
+
+    return Progress(verbose)
