@@ -191,6 +191,10 @@ def _device_env(config: Config, role: EngineRole, gpus: tuple[int, ...]) -> dict
     if choices.on_cpu(config):
         # One thread an engine: a pair shares the machine, and threads bound to cores collide.
         env["OMP_NUM_THREADS"] = "1"
+        if _eager(config, choices.role_of(config, role)):
+            # `--enforce-eager` leaves out the model only: small functions of the sampler are still
+            # compiled at first use, by a C++ compiler, while requests stand still for seconds.
+            env["TORCHDYNAMO_DISABLE"] = "1"
         env["UCX_TLS"] = "tcp,self,sm"
         env["VLLM_CPU_KVCACHE_SPACE"] = str(
             int(choices.role_of(config, role).cpu_kv_cache_gib or 1)

@@ -65,6 +65,7 @@ def test_local_prefill_whole() -> None:
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": "/t",
+        "TORCHDYNAMO_DISABLE": "1",
         "UCX_TLS": "tcp,self,sm",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -208,6 +209,7 @@ OWN_ARGUMENTS = {
 OWN_VARIABLES = {
     "VLLM_NIXL_SIDE_CHANNEL_HOST",
     "VLLM_NIXL_SIDE_CHANNEL_PORT",
+    "TORCHDYNAMO_DISABLE",
     "VLLM_CPU_KVCACHE_SPACE",
     "OWN",
 }
