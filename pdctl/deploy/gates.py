@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from pdctl.base.errors import TemporaryError, UnreachableError
 from pdctl.base.events import StepWaiting
 from pdctl.base.words import listed
-from pdctl.deploy import logs
+from pdctl.deploy import causes, logs
 from pdctl.deploy.world import World
 from pdctl.state.model import ProcessRecord
 
 _POLL_S = 0.2
 _FIRST_WORD_S = 3.0
 _WORD_EVERY_S = 15.0
+_READ_LINES = 2000
 _SHOWN_LINES = 20
 _LINE_LENGTH = 120
 
@@ -60,12 +61,12 @@ def _still_there(world: World, record: ProcessRecord) -> None:
     host = world.hosts[record.host]
     if record.ref is not None and host.alive(record.ref):
         return
-    lines = logs.last_lines(host, record, _SHOWN_LINES)
+    lines = logs.last_lines(host, record, _READ_LINES)
     pid = f" (pid {record.ref.pid})" if record.ref else ""
     raise UnreachableError(
         f"{record.name}{pid} ended while it was starting",
         where=f"{host.name}: {record.log}",
-        detail=["its last lines:", *lines] if lines else ["it wrote nothing to its log"],
+        detail=causes.evidence(lines, _SHOWN_LINES),
         hints=["run `pdctl up` again once the cause is gone; it starts only what is missing"],
     )
 
@@ -74,11 +75,11 @@ def _too_late(
     world: World, waiting: Sequence[ProcessRecord], seen: dict[str, str], limit: float
 ) -> TemporaryError:
     record = waiting[0]
-    lines = logs.last_lines(world.hosts[record.host], record, _SHOWN_LINES)
+    lines = logs.last_lines(world.hosts[record.host], record, _READ_LINES)
     return TemporaryError(
         f"{_names(waiting)} did not answer within {limit:g} s",
         where=f"{record.url}{record.health_path}: {seen.get(record.name) or 'no answer'}",
-        detail=[f"last lines of {record.log}:", *lines] if lines else [],
+        detail=[f"from {record.log}:", *causes.evidence(lines, _SHOWN_LINES)],
         hints=[
             "it still runs: `pdctl up` waits again, and `target.start_timeout` is the limit",
             "`pdctl down` ends it",

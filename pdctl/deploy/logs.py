@@ -6,7 +6,7 @@ from pdctl.base.command import command
 from pdctl.state.model import ProcessRecord
 from pdctl.targets.base import Host
 
-_TAIL_BYTES = 65536
+_TAIL_BYTES = 262144
 _LIMIT_S = 20.0
 
 
