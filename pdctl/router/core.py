@@ -241,17 +241,15 @@ class Opened:
 
 @dataclass(frozen=True)
 class Relayed:
-    """Decode's answer has come whole, or broke off.
+    """Decode's answer has come whole, or broke off, or the client left.
 
     Attributes:
         harvest: what decode told in passing.
-        complete: the answer ended as it should and the client is still there.
         blocked: seconds spent waiting for a slow client; decode may have finished that much
             earlier than its last event was read.
     """
 
     harvest: Harvest
-    complete: bool
     blocked: float = 0.0
 
 

@@ -38,8 +38,8 @@ from pdctl.router.core import (
     Turn,
 )
 from pdctl.router.engines import Engines
-from pdctl.router.fleet import Fleet
-from pdctl.router.handle import Handle
+from pdctl.router.fleet import Engine, Fleet
+from pdctl.router.handle import Handle, is_handle
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.store import HandleStore
 
@@ -124,6 +124,7 @@ class Driver:
         self._arrived = time.monotonic()
         self._upstream: aiohttp.ClientResponse | None = None
         self._abandoned = False
+        self._charged: tuple[Engine, int] | None = None
         self._answer: dict[str, Any] | None = None
         self._first_events: list[bytes] = []
         self._splitter = SseSplitter()
@@ -141,6 +142,7 @@ class Driver:
         try:
             return await self._run(turn)
         finally:
+            self._charge(None, 0)
             if self._upstream is not None and not self._abandoned:
                 self._upstream.close()
 
@@ -181,7 +183,7 @@ class Driver:
     def _after_leaving(self, action: Action) -> Relayed | None:
         """What the core still has to hear when the client left during `action`."""
         if isinstance(action, Relay) and self._cleaner is not None and self._cleaner.harvest.kv:
-            return Relayed(self._cleaner.harvest, complete=False)
+            return Relayed(self._cleaner.harvest)
         return None
 
     async def _rest(self, turn: Turn, action: Action) -> None:
@@ -273,6 +275,7 @@ class Driver:
     async def _open_decode(self, action: OpenDecode) -> Opened | Failure:
         limits = self._shared.limits
         streams = legs.is_true(action.body.get("stream"))
+        self._charge(action.url, action.prompt_tokens)
         opening = self._shared.background.run(self._first_of_decode(action))
         try:
             limit = limits.first_byte if streams else limits.total
@@ -281,19 +284,39 @@ class Driver:
             # Decode may be in the middle of pulling blocks: let it get them, then abort.
             grace = _ABANDON_S if streams else _PULL_GRACE_S
             self._abandoned = True
-            self._shared.background.run(self._abandon(opening, grace))
+            self._shared.background.run(self._abandon(opening, grace, action))
             raise
         if not done:
-            self._shared.background.run(self._abandon(opening, 0))
+            self._shared.background.run(self._abandon(opening, 0, action))
             return Failure(0, "timeout", url=action.url)
         result: Opened | Failure = opening.result()
         return result
 
-    async def _abandon(self, opening: "asyncio.Task[Any]", grace: float) -> None:
+    async def _abandon(
+        self, opening: "asyncio.Task[Any]", grace: float, action: OpenDecode
+    ) -> None:
         await asyncio.wait({opening}, timeout=grace)
         opening.cancel()
         if self._upstream is not None:
             self._upstream.close()
+        kv = (self._answer or {}).get("kv_transfer_params")
+        if isinstance(kv, dict) and is_handle(kv):
+            # Decode finished all the same, and keeps blocks for somebody who is gone.
+            prefill = self._shared.fleet.choose_prefill() or ""
+            model = str(action.body.get("model") or "")
+            gone = Release(prefill, action.url, model, kv, "client_left")
+            await release(self._shared, gone, self._headers)
+
+    def _charge(self, decode: str | None, tokens: int) -> None:
+        """Count this request's tokens on the decode server that has it now, and on no other."""
+        if self._charged is not None:
+            engine, counted = self._charged
+            engine.outstanding -= counted
+        self._charged = None
+        if decode is not None:
+            engine = self._shared.fleet.decode[decode]
+            engine.outstanding += tokens
+            self._charged = (engine, tokens)
 
     async def _first_of_decode(self, action: OpenDecode) -> Opened | Failure:
         url = f"{action.url}{self._path}"
@@ -310,20 +333,23 @@ class Driver:
             return Failure(0, "unreachable", url=action.url)
 
     async def _first_event(self, url: str, upstream: aiohttp.ClientResponse) -> Opened | Failure:
-        """Read to the first event: an engine that failed says so there, under a 200."""
+        """Read as far as the first word: an engine that failed says so there, under a 200.
+
+        A chat names its role before that, also when it goes on with an error.
+        """
         self._splitter, self._first_events = SseSplitter(), []
         async for chunk in upstream.content.iter_any():
-            self._first_events = self._splitter.feed(chunk)
-            if self._first_events:
-                break
-        if not self._first_events:
-            return Failure(502, "stream_error", url=url)
-        error = legs.error_of(self._first_events[0])
-        if error is not None:
+            self._first_events += self._splitter.feed(chunk)
+            word = next((e for e in self._first_events if not legs.only_names_role(e)), None)
+            if word is None:
+                continue
+            error = legs.error_of(word)
+            if error is None:
+                return Opened(upstream.status)
             upstream.close()
             said = orjson.dumps({"error": error["error"]}) if "error" in error else b""
             return Failure(_error_status(error), "stream_error", said, url=url)
-        return Opened(upstream.status)
+        return Failure(502, "stream_error", url=url)
 
     async def _whole_answer(self, url: str, upstream: aiohttp.ClientResponse) -> Opened | Failure:
         body = await upstream.read()
@@ -350,24 +376,21 @@ class Driver:
                 body=orjson.dumps(self._answer), headers=headers, content_type="application/json"
             )
             self.ttft_s = time.monotonic() - self._arrived
-            return Relayed(harvest, complete=True)
+            return Relayed(harvest)
         self._cleaner = legs.StreamCleaner(
             action.wants, action.cached_tokens, hold_end=action.asked
         )
-        return await self._relay_stream(action.report, headers)
+        return await self._relay_stream(headers)
 
-    async def _relay_stream(self, report: Report, headers: dict[str, str]) -> Relayed:
+    async def _relay_stream(self, headers: dict[str, str]) -> Relayed:
         assert self._upstream is not None
         assert self._cleaner is not None
         cleaner = self._cleaner
-        decode = self._shared.fleet.decode[report.decode]
-        load = report.prompt_tokens or 0
         headers["Content-Type"] = self._upstream.headers.get("Content-Type", "text/event-stream")
         response = web.StreamResponse(status=self._upstream.status, headers=headers)
         await response.prepare(self._request)
         self.response = response
         blocked = 0.0
-        decode.outstanding += load
         try:
             async for event in self._events():
                 out = cleaner.feed(event)
@@ -388,10 +411,7 @@ class Driver:
             # Behind the end of the answer, if that is being held back.
             if out := cleaner.feed(event):
                 await self._write(response, out)
-            return Relayed(cleaner.harvest, complete=False, blocked=blocked)
-        finally:
-            decode.outstanding -= load
-        return Relayed(cleaner.harvest, not cleaner.harvest.failed, blocked)
+        return Relayed(cleaner.harvest, blocked)
 
     async def _write(self, response: web.StreamResponse, out: bytes) -> float:
         """Send to the client; returns the seconds it made us wait.

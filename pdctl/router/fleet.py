@@ -49,6 +49,7 @@ class Pair:
         moves_kv: a probe saw prefill's blocks arrive on decode.
         verdict: whether decode's blocks can be pulled back, by the probe.
         why: the reason for a verdict that is not ok.
+        final: only a restart of an engine can change the verdict.
         pauses: breaker by decode engine start: until when no handle is offered, and how long
             the next pause will be.
     """
@@ -58,6 +59,7 @@ class Pair:
     moves_kv: bool = False
     verdict: Verdict = "unknown"
     why: str = "not probed yet"
+    final: bool = False
     pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 

@@ -377,6 +377,28 @@ def _shows(choice: Mapping[str, Any]) -> bool:
     return bool(choice.get("text"))
 
 
+def only_names_role(event: bytes) -> bool:
+    """True for the chunk that a chat begins with, before anything is generated."""
+    data = data_of(event)
+    if data is None or not data.startswith(b"{"):
+        return data is None  # a comment says no more
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return False
+    choices = chunk.get("choices")
+    if not isinstance(choices, list) or not choices:
+        return False
+    return all(
+        isinstance(choice, dict)
+        and isinstance(choice.get("delta"), dict)
+        and "role" in choice["delta"]
+        and not choice.get("finish_reason")
+        and not _shows(choice)
+        for choice in choices
+    )
+
+
 def error_of(event: bytes) -> dict[str, Any] | None:
     """The error that an SSE event carries, None for any other event."""
     data = data_of(event)

@@ -28,6 +28,8 @@ log = logging.getLogger("pdctl.router")
 _HEALTH_LIMIT_S = 3.0
 _REPROBE_S = 60.0
 _SILENT_LOOKS = 5
+# Counting takes time that grows with the handles; what is too late is not offered anyway.
+_SWEEP_S = 5.0
 _FLAG = "kv_connector_extra_config.bidirectional_kv_xfer"
 
 
@@ -40,6 +42,7 @@ class Watcher:
         self._interval = interval
         self._models: dict[str, str] = {}
         self._next_reprobe: dict[tuple[str, str], float] = {}
+        self._next_sweep = 0.0
         self._ready_told = False
 
     async def run(self) -> None:
@@ -60,9 +63,15 @@ class Watcher:
             await self._probe(pair)
         now = asyncio.get_running_loop().time()
         for key, pair in list(fleet.pairs.items()):
-            if pair.verdict == "no_reuse" and now >= self._next_reprobe.get(key, 0.0):
+            if (
+                pair.verdict == "no_reuse"
+                and not pair.final
+                and now >= self._next_reprobe.get(key, 0.0)
+            ):
                 await self._probe(pair)
-        await self._sweep(now)
+        if now >= self._next_sweep:
+            self._next_sweep = now + _SWEEP_S
+            await self._sweep(now)
         self._tell()
 
     async def _health(self, engine: Engine) -> None:
@@ -203,6 +212,8 @@ class _Prober:
         )
         if isinstance(third, Failure):
             if third.kind == "timeout":
+                # Each such request keeps its blocks, and a core busy, until prefill restarts.
+                pair.final = True
                 return f"prefill never answers a request with a handle: {_FLAG} is not true there"
             return f"prefill could not pull decode's blocks{_because(third)}"
         if (_kv(third) or {}).get("remote_prefill_cached_tokens", tokens) != tokens:

@@ -159,6 +159,6 @@ class Playbook:
         self.expect(Prefill, p_answer(prompt))
         self.expect(OpenDecode, Opened(200))
         tokens = len(prompt) + len(generated) - 1
-        self.expect(Relay, Relayed(a_harvest(generated, d_params(tokens)), complete=True))
+        self.expect(Relay, Relayed(a_harvest(generated, d_params(tokens))))
         self.expect(Find, [])
         return self.expect(Keep, []).handle

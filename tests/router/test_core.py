@@ -68,7 +68,7 @@ def test_the_second_turn_attaches_exactly_what_is_equal_and_certain() -> None:
     decode = book.expect(OpenDecode, Opened(200))
     assert decode.body["kv_transfer_params"]["from"] == "prefill"
     assert decode.body["kv_transfer_params"]["prompt_token_ids"] == NEXT
-    relay = book.expect(Relay, Relayed(a_harvest([13, 14], d_params(13, "d2")), complete=True))
+    relay = book.expect(Relay, Relayed(a_harvest([13, 14], d_params(13, "d2"))))
     assert relay.report.outcome == "HIT"
     assert relay.cached_tokens == 9
     book.expect(Find, [])
@@ -90,7 +90,7 @@ def test_an_edited_history_reuses_the_equal_part_only() -> None:
     assert kv["remote_block_ids"] == [[0]]
     book.expect(Settle)
     book.expect(OpenDecode, Opened(200))
-    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.outcome == "PARTIAL"
+    assert book.expect(Relay, Relayed(a_harvest([1], None))).report.outcome == "PARTIAL"
 
 
 def test_another_prompt_under_the_same_conversation_attaches_nothing() -> None:
@@ -100,7 +100,7 @@ def test_another_prompt_under_the_same_conversation_attaches_nothing() -> None:
     leg = book.expect(Prefill, p_answer([50, 51, 52]))
     assert leg.body["kv_transfer_params"]["remote_block_ids"] is None
     assert book.expect(OpenDecode, Opened(200)).url == D
-    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.reason == "diverged"
+    assert book.expect(Relay, Relayed(a_harvest([1], None))).report.reason == "diverged"
 
 
 def test_a_repeated_prompt_leaves_one_token_to_compute() -> None:
@@ -120,7 +120,7 @@ def test_a_handle_past_its_deadline_is_not_offered() -> None:
     leg = book.expect(Prefill, p_answer(NEXT))
     assert not leg.carries_handle
     book.expect(OpenDecode, Opened(200))
-    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.reason == "expired"
+    assert book.expect(Relay, Relayed(a_harvest([1], None))).report.reason == "expired"
 
 
 def test_a_handle_that_another_turn_took_is_not_used() -> None:
@@ -162,7 +162,7 @@ def test_a_failing_reuse_is_done_again_cold_and_pauses_the_pair(failure: Failure
     assert not leg.carries_handle
     assert leg.body["kv_transfer_params"]["remote_block_ids"] is None
     book.expect(OpenDecode, Opened(200))
-    report = book.expect(Relay, Relayed(a_harvest([1], None), True)).report
+    report = book.expect(Relay, Relayed(a_harvest([1], None))).report
     assert report.outcome == "MISS"
     assert report.reused_tokens == 0
     assert report.retries == [f"reuse_{failure.kind}"]
@@ -200,7 +200,7 @@ def test_ids_that_prefill_did_not_use_are_an_alarm_and_the_turn_is_redone_cold()
     assert cold.body["cache_salt"].startswith("pdctl-cold-")
     decode = book.expect(OpenDecode, Opened(200))
     assert "cache_salt" not in decode.body
-    report = book.expect(Relay, Relayed(a_harvest([1], None), True)).report
+    report = book.expect(Relay, Relayed(a_harvest([1], None))).report
     assert report.reused_tokens == 0
     again = Playbook(fleet=book.fleet, policy=book.policy)
     assert not again.expect(Prefill, p_answer(NEXT)).carries_handle
@@ -215,7 +215,7 @@ def test_what_the_engine_counts_is_what_is_reported() -> None:
     book.expect(Prefill, p_answer(NEXT, reused=8))
     book.expect(Settle)
     book.expect(OpenDecode, Opened(200))
-    report = book.expect(Relay, Relayed(a_harvest([1], None), True)).report
+    report = book.expect(Relay, Relayed(a_harvest([1], None))).report
     assert (report.outcome, report.reason) == ("MISS", "prefill_had_it")
 
 
@@ -226,9 +226,7 @@ def test_blocks_that_did_not_reach_decode_are_prefilled_again() -> None:
     book.expect(OpenDecode, Failure(500, "stream_error", b"{}", url=D))
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Opened(200))
-    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.retries == [
-        "decode_failed"
-    ]
+    assert book.expect(Relay, Relayed(a_harvest([1], None))).report.retries == ["decode_failed"]
 
 
 def test_a_dead_decode_hands_over_to_another() -> None:
@@ -265,7 +263,7 @@ def test_without_prefill_decode_does_it_all() -> None:
     book = Playbook(fleet=fleet)
     leg = book.expect(OpenDecode, Opened(200))
     assert "kv_transfer_params" not in leg.body
-    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.reason == "prefill_down"
+    assert book.expect(Relay, Relayed(a_harvest([1], None))).report.reason == "prefill_down"
 
 
 def test_a_failing_prefill_hands_over_to_another() -> None:
@@ -280,7 +278,7 @@ def test_a_request_without_conversation_gives_its_blocks_back_at_once() -> None:
     book = Playbook(a_request(conversation=None))
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Opened(200))
-    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9)), True))
+    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9))))
     assert book.expect(Release).reason == "not_reusable"
 
 
@@ -309,7 +307,7 @@ def test_requests_that_tokenize_does_not_see_whole_run_cold(
     decode = book.expect(OpenDecode, Opened(200))
     assert "prompt_token_ids" not in decode.body["kv_transfer_params"]
     assert "return_token_ids" not in decode.body
-    relay = book.expect(Relay, Relayed(a_harvest([], d_params(9)), True))
+    relay = book.expect(Relay, Relayed(a_harvest([], d_params(9))))
     assert relay.report.reason == reason
     book.expect(Release)
 
@@ -319,7 +317,7 @@ def test_a_continuation_frees_what_it_makes_useless_and_a_branch_keeps_its_own()
     book.expect(Find, [])
     book.expect(Prefill, p_answer(NEXT))
     book.expect(OpenDecode, Opened(200))
-    book.expect(Relay, Relayed(a_harvest([13, 14], d_params(13, "d3")), True))
+    book.expect(Relay, Relayed(a_harvest([13, 14], d_params(13, "d3"))))
     ours, branch = a_handle(PROMPT, ANSWER), a_handle([1, 2, 90, 91], [92, 93], request="side")
     book.expect(Find, [branch, ours])
     assert book.expect(Take, ours).handle_id == ours.id
@@ -335,7 +333,7 @@ def test_hidden_generated_ids_cap_reuse_at_the_prompt() -> None:
     book.expect(OpenDecode, Opened(200))
     harvest = a_harvest([7, 8], d_params(9))
     harvest.usage = {"completion_tokens": 4}
-    book.expect(Relay, Relayed(harvest, True))
+    book.expect(Relay, Relayed(harvest))
     book.expect(Find, [])
     held = book.expect(Keep, []).handle.held
     assert (list(held.tokens), held.certain) == (PROMPT, len(PROMPT))
@@ -347,7 +345,7 @@ def test_a_slow_client_shortens_the_life_of_its_handle() -> None:
     book.expect(Find, [])
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Opened(200))
-    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9)), True, blocked=30.0))
+    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9)), blocked=30.0))
     book.expect(Find, [])
     assert book.expect(Keep, []).handle.deadline == 1000.0 - 30.0 + 100.0
 
@@ -356,7 +354,7 @@ def test_reuse_off_retains_nothing() -> None:
     book = Playbook(policy=a_policy(reuse_share=0.0))
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Opened(200))
-    assert book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9)), True)).report.outcome == "OFF"
+    assert book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9)))).report.outcome == "OFF"
     book.expect(Release)
 
 
@@ -371,7 +369,7 @@ def test_clients_cannot_send_handles() -> None:
     decode = book.expect(OpenDecode, Opened(200))
     assert "remote_host" not in decode.body["kv_transfer_params"]
     assert "conversation_id" not in decode.body
-    book.expect(Relay, Relayed(a_harvest([1], None), True))
+    book.expect(Relay, Relayed(a_harvest([1], None)))
     book.expect(Finish)
     assert book.ended().dropped == ["kv_transfer_params"]
 
@@ -453,7 +451,7 @@ def test_layouts_that_are_not_proven_are_given_back(change: dict[str, object], r
     book.expect(Find, [])
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Opened(200))
-    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9) | change), True))
+    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9) | change)))
     assert book.expect(Release).reason == reason
 
 
@@ -468,7 +466,7 @@ def test_full_blocks_are_attached_but_for_one_token_so_that_the_count_proves_a_p
     assert kv["remote_num_tokens"] == 7
     book.expect(Settle)
     book.expect(OpenDecode, Opened(200))
-    assert book.expect(Relay, Relayed(a_harvest([1], None), True)).report.outcome == "HIT"
+    assert book.expect(Relay, Relayed(a_harvest([1], None))).report.outcome == "HIT"
 
 
 def test_limits_grow_with_what_has_to_be_computed() -> None:

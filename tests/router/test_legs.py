@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pdctl.base.sse import SseSplitter, data_of
-from pdctl.router.legs import ClientWants, StreamCleaner, clean_answer, error_of
+from pdctl.router.legs import ClientWants, StreamCleaner, clean_answer, error_of, only_names_role
 
 NO_EXTRAS = ClientWants(token_ids=False, usage=False)
 KV = {"do_remote_decode": True, "remote_block_ids": [[1]]}
@@ -142,6 +142,16 @@ def test_a_non_streaming_answer_is_decodes_own_without_our_part() -> None:
         "unknown": {"kept": True},
     }
     assert (harvest.kv, harvest.generated) == (KV, [5, 6])
+
+
+def test_a_chunk_that_only_names_the_role_is_known() -> None:
+    assert only_names_role(event(chunk({"role": "assistant", "content": ""})))
+    assert only_names_role(b": ping\n\n")
+    assert not only_names_role(event(chunk({"role": "assistant", "content": "a"})))
+    assert not only_names_role(event(chunk({"content": ""})))
+    assert not only_names_role(event(chunk({}, "stop")))
+    assert not only_names_role(event({"choices": [{"index": 0, "text": ""}]}))
+    assert not only_names_role(b"data: [DONE]\n\n")
 
 
 def test_errors_in_the_first_event_are_seen() -> None:

@@ -226,6 +226,8 @@ async def test_an_error_before_content_is_prefilled_again() -> None:
         w.d.fault = None
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+        await response.write(b"data: " + json.dumps(role).encode() + b"\n\n")
         await response.write(b'data: {"error":{"message":"KV load failure","code":500}}\n\n')
         return response
 
