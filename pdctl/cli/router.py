@@ -15,12 +15,14 @@ def router(
     prefill: Annotated[list[str], typer.Option("--prefill", help="URL of a prefill server.")],
     decode: Annotated[list[str], typer.Option("--decode", help="URL of a decode server.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses one.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses one.")
+    ] = 8000,
     ttl: Annotated[
         str, typer.Option(help="How long a handle is offered; below decode's own TTL.")
     ] = "450s",
     threshold: Annotated[
-        int, typer.Option(help="Fewer reusable tokens than this are recomputed.")
+        int, typer.Option(min=0, help="Fewer reusable tokens than this are recomputed.")
     ] = 64,
     reuse_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of conversations that reuse.")
@@ -66,9 +68,10 @@ def router(
         seconds = parse_duration(ttl)
     except ValueError as error:
         raise UsageError(f"--ttl: {error}") from error
+    urls = _urls([*prefill, *decode])
     settings = RouterSettings(
-        prefill=_urls(prefill),
-        decode=_urls(decode),
+        prefill=urls[: len(prefill)],
+        decode=urls[len(prefill) :],
         host=host,
         port=port,
         ttl=seconds,
@@ -99,11 +102,13 @@ def _urls(given: list[str]) -> tuple[str, ...]:
 
     urls = []
     for url in given:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(
-                f"`{url}` is not a URL of an engine", expected="http://host:port", hints=[]
-            )
+        try:
+            parts = urlsplit(url)
+            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # a port that is no number or too large, a bracket without its end
+            valid = False
+        if not valid or not url.isprintable() or " " in url:
+            raise UsageError(f"`{url}` is not a URL of an engine", expected="http://host:port")
         urls.append(url.rstrip("/"))
     if len(set(urls)) != len(urls):
         raise UsageError("an engine is named twice", where=", ".join(urls))

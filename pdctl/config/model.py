@@ -523,7 +523,7 @@ class RouterLimits(Section):
     """Between two bytes of decode, for a client's body to come, and for a client to read on."""
     total: PositiveSeconds = 3600.0
     """For a whole request."""
-    body_mib: float = Field(default=64.0, gt=0)
+    body_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
     """Size of a request body in MiB."""
     concurrent_requests: Count = 1024
     """Requests in flight; more are answered with 503."""

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import os
+import resource
 import signal
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -16,6 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from pdctl import __version__
+from pdctl.base.errors import TemporaryError
 from pdctl.base.explain import CONVERSATION_HEADER, EXPLAIN_HEADER, STATE_PATH
 from pdctl.base.requestlog import RequestRecord
 from pdctl.base.sse import event_of
@@ -51,6 +55,8 @@ PASSED = (
 _TO_ENGINE = ("authorization", "accept", "x-request-id", "traceparent", "tracestate", "user-agent")
 _TO_CLIENT = ("content-type", "x-request-id", "retry-after", "cache-control")
 _LONGEST_ID = 256
+_LAST_WORDS_S = 0.5
+_OTHER_FILES = 100
 _TENANT = web.RequestKey("tenant", str)
 _TURN_PATHS = (CHAT, COMPLETIONS)
 # What load balancers and scrapers ask without a key, as they do of the engines.
@@ -90,6 +96,7 @@ class Router:
         self.draining = False
         self._api_keys = api_keys
         self._in_flight = 0
+        self._limits_running: set[asyncio.Timeout] = set()
         self._log = RequestLog(settings.request_log)
 
     def app(self) -> web.Application:
@@ -137,8 +144,11 @@ class Router:
             explain=request.headers.get(EXPLAIN_HEADER) == "1",
         )
         arrived = time.time()
+        limits = self.settings.limits
+        limit = asyncio.timeout(limits.drain if self.draining else limits.total)
+        self._limits_running.add(limit)
         try:
-            async with asyncio.timeout(self.settings.limits.total):
+            async with limit:
                 report = await driver.run(
                     run_turn(turn, self.shared.fleet, self.policy, time.monotonic)
                 )
@@ -147,6 +157,8 @@ class Router:
             if begun is None:
                 raise
             return begun
+        finally:
+            self._limits_running.discard(limit)
         self._tell(turn, report, driver, arrived)
         assert driver.response is not None
         return driver.response
@@ -372,6 +384,13 @@ class Router:
     async def _start(self, app: web.Application) -> None:
         self.watcher_task = asyncio.get_running_loop().create_task(self.watcher.run())
 
+    def drain(self) -> None:
+        """Give what runs its last seconds, so that it ends with words and not in silence."""
+        self.draining = True
+        last = asyncio.get_running_loop().time() + self.settings.limits.drain
+        for limit in self._limits_running:
+            limit.reschedule(min(last, limit.when() or last))
+
     async def _stop(self, app: web.Application) -> None:
         self.watcher_task.cancel()
         await self.shared.background.drain(self.settings.limits.drain)
@@ -445,15 +464,27 @@ async def serving(router: Router) -> AsyncIterator[str]:
         logger=_http_log,
         # Without it a handler that waits on a silent engine never hears that its client left.
         handler_cancellation=True,
-        shutdown_timeout=router.settings.limits.drain,
+        # A little more, for the words that end what ran too long.
+        shutdown_timeout=router.settings.limits.drain + _LAST_WORDS_S,
     )
     await runner.setup()
     site = web.TCPSite(runner, router.settings.host, router.settings.port)
     try:
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            unknown = isinstance(error, socket.gaierror)
+            # asyncio's own words for a bind name the address once more.
+            said = error.strerror if unknown else os.strerror(error.errno or 0)
+            raise TemporaryError(
+                f"the router cannot listen: {said}",
+                where=f"{router.settings.host}:{router.settings.port}",
+                hints=["choose another port with `--port`, or another address with `--host`"],
+            ) from error
         host, port = runner.addresses[0][:2]
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
+        router.drain()
         await runner.cleanup()
 
 
@@ -461,6 +492,7 @@ async def run(
     settings: RouterSettings, *, key: str | None = None, api_keys: ApiKeys | None = None
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests finish."""
+    allow_many_files(settings.limits.concurrent_requests)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -469,5 +501,18 @@ async def run(
     async with serving(router) as url:
         log.info("pdctl router %s listens on %s", __version__, url)
         await stop.wait()
-        router.draining = True
-        log.info("draining: running requests have %.0f s to finish", settings.limits.drain)
+        log.info("draining: running requests have %g s to finish", settings.limits.drain)
+
+
+def allow_many_files(requests: int) -> None:
+    """Raise the soft limit: a request needs two sockets, and many shells allow 1024 files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a system's own limit may be lower than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 < allowed < 2 * requests + _OTHER_FILES:
+        log.warning(
+            "this process may open %d files, too few for %d requests: raise `ulimit -n`",
+            allowed,
+            requests,
+        )

@@ -1,5 +1,6 @@
 """`pdctl router`: what it makes of its options; serving is tested in tests/router."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ def test_keys_come_from_files(told: dict[str, Any], tmp_path: Path) -> None:
         (("--store", "redis://r"), ExitCode.USAGE, "not a store that this version has"),
         (("--decode", "d:2"), ExitCode.USAGE, "`d:2` is not a URL of an engine"),
         (("--decode", "http://d:2/"), ExitCode.USAGE, "an engine is named twice"),
+        (("--decode", "http://p:1"), ExitCode.USAGE, "an engine is named twice"),
+        (("--decode", "http://d:99999"), ExitCode.USAGE, "is not a URL of an engine"),
+        (("--decode", "http://d:abc"), ExitCode.USAGE, "is not a URL of an engine"),
+        (("--decode", "http://[::1"), ExitCode.USAGE, "is not a URL of an engine"),
+        (("--decode", "http://d e:1"), ExitCode.USAGE, "is not a URL of an engine"),
+        (("--port", "99999"), ExitCode.USAGE, "--port"),
+        (("--threshold", "-1"), ExitCode.USAGE, "--threshold"),
+        (("--limit", "body_mib=inf"), ExitCode.USAGE, "body_mib: "),
         (("--api-keys", "/nowhere"), ExitCode.NOT_FOUND, "cannot read a file of keys"),
         (("--engine-key-file", "/dev/null"), ExitCode.NOT_FOUND, "a file of keys is empty"),
     ],
@@ -66,3 +75,23 @@ def test_what_makes_no_sense_is_refused(
     result = router(*options)
     assert (result.exit_code, told) == (code, {})
     assert said in result.stderr
+
+
+def test_where_it_cannot_listen_is_said() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        result = router("--port", str(port))
+    assert result.exit_code == ExitCode.TRY_AGAIN
+    assert "the router cannot listen: Address already in use" in result.stderr
+    assert f"127.0.0.1:{port}" in result.stderr
+    result = router("--host", "nonsense.invalid")
+    assert result.exit_code == ExitCode.TRY_AGAIN
+    assert "Traceback" not in result.stderr
+
+
+def test_a_request_log_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    result = router("--port", "0", "--request-log", str(tmp_path))
+    assert result.exit_code == ExitCode.NOT_FOUND
+    assert "the request log cannot be opened: Is a directory" in result.stderr

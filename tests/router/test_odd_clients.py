@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from pdctl.router.keys import parse_keys
+from pdctl.router.server import allow_many_files
 from tests.router.test_server import LONG, World, answered, user, world
 
 CHAT = "/v1/chat/completions"
@@ -464,3 +466,33 @@ async def test_a_full_disk_costs_the_log_not_the_client(
             status, _ = await post(w, turn())
             assert status == 200
     assert sum("request log" in record.getMessage() for record in caplog.records) == 1
+
+
+# The end of the router.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_runs_too_long_after_a_stop_ends_with_words(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with calm(caplog, limits={"drain": 0.3}) as w:
+        w.d.words, w.d.gap = 1000, 0.02
+        w.d.fault = (lambda request, body: asyncio.sleep(5)) if not stream else None
+        task = asyncio.create_task(w.ask([user(LONG)], stream=stream))
+        await w.until(lambda: len(w.d.seen) == 1)
+        w.router.drain()
+        status, answer, _ = await task
+        assert status == (200 if stream else 504)
+        said = json.loads(answer.decode().strip().split("\n\n")[-1][6:]) if stream else answer
+        assert said["error"]["type"] == "timeout"
+
+
+def test_the_router_takes_as_many_files_as_it_may(caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1000, hard), hard))
+        allow_many_files(hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        assert "ulimit -n" in caplog.text
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
