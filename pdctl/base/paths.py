@@ -17,7 +17,8 @@ def state_root() -> Path:
     """State of all deployments: `$PDCTL_STATE_DIR`, else the platform's state directory."""
     override = os.environ.get(STATE_DIR_ENV)
     # By its real path: marks of processes begin with it, and must not depend on the spelling.
-    return Path(override or platformdirs.user_state_dir("pdctl")).resolve()
+    # A loop of links is left as it is, for whoever opens it to say.
+    return Path(os.path.realpath(override or platformdirs.user_state_dir("pdctl")))
 
 
 def deployment_dir(name: str) -> Path:

@@ -1,5 +1,6 @@
 """`pdctl down`: end exactly what a deployment started, and prove it."""
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +46,8 @@ def down(
     marks = local.marks_of(deployment)
     world = local.this_machine(ui.listener(verbose=verbose))
     try:
-        if not store.directory.exists() and not teardown.find_marked(world, marks):
+        # os.path's answer is no, not an error, for a name that no folder can have.
+        if not os.path.exists(store.directory) and not teardown.find_marked(world, marks):
             _show_nothing(deployment, json=json)
             return
         with hold(deployment, "pdctl down", wait=lock_wait):

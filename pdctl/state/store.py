@@ -96,7 +96,7 @@ class StateStore:
     def _parse(self, content: bytes) -> DeploymentState:
         try:
             value = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._damaged(f"it is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise self._damaged("it is not a JSON object")

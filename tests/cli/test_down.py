@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from pdctl.base.exits import ExitCode
-from pdctl.base.paths import deployment_dir, log_dir
+from pdctl.base.paths import STATE_DIR_ENV, deployment_dir, log_dir
 from tests.cli.deployed import NAME, Deployed
 from tests.cli.helpers import run_cli
 
@@ -64,3 +66,22 @@ def test_a_damaged_state_can_be_forgotten_on_request(deployed: Deployed) -> None
     (kept,) = deployment_dir(NAME).glob("state.json.damaged-*")
     assert kept.read_text() == "{"
     assert str(kept) in result.stderr.replace("\n", "")
+
+
+@pytest.mark.parametrize("kind", ["too long", "loop", "a file", "with space é"])
+def test_odd_state_folders_are_no_bugs(
+    deployed: Deployed, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 300 if kind == "too long" else kind)
+    if kind == "loop":
+        folder.symlink_to(folder)
+    if kind == "a file":
+        folder.write_text("")
+    monkeypatch.setenv(STATE_DIR_ENV, str(folder))
+    for command in ("status", "down", "up"):
+        result = run_cli(*deployed.args(command, *(["--yes"] if command != "status" else [])))
+        assert result.exit_code != ExitCode.BUG, result.stderr
+        assert "Traceback" not in result.stderr
+        if command == "up" and kind != "with space é":
+            assert "the state cannot be kept" in result.stderr
+    assert run_cli(*deployed.args("down", "--yes")).exit_code == 0

@@ -45,6 +45,7 @@ def test_removing_twice_is_fine() -> None:
         (b"", "it is not JSON"),
         (b'{"name": "demo", "proc', "it is not JSON"),
         (b"\xff\xfe\x00", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
         (b"[]", "it is not a JSON object"),
         (b"{}", "name: Field required"),
         (b'{"schema_version": "many"}', "name: Field required"),
