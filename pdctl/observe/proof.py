@@ -144,7 +144,10 @@ class Evidence:
 
     @property
     def reused(self) -> int | None:
-        """Tokens of turn 2 that prefill pulled, by its own count."""
+        """Tokens of turn 2 that prefill did not compute because it pulled, by its own count.
+
+        Where it pulled at all, what its own prefix cache held is in that number.
+        """
         if self.second is None:
             return None
         said = self.second.explanation
@@ -181,6 +184,7 @@ class VerifyReport:
     """The verdict with all that it stands on.
 
     Attributes:
+        pulled_tokens: whose KV came from decode, by prefill's counter; None when it has none.
         proved: sentences, in the order of importance; what was shown, never what is hoped.
         output_note: why the outputs were not compared; empty when they were.
         cold_ttft_ms: of turn 2 when nothing was reused, the same way through the router.
@@ -192,6 +196,7 @@ class VerifyReport:
     turns: tuple[TurnReport, ...]
     output_equal: bool | None
     bytes_pulled: int | None
+    pulled_tokens: int | None
     proved: tuple[str, ...]
     output_note: str
     cold_ttft_ms: float | None
@@ -210,6 +215,7 @@ class VerifyReport:
             "turns": [turn.as_dict() for turn in self.turns],
             "output_equal": self.output_equal,
             "bytes_pulled": self.bytes_pulled,
+            "pulled_tokens": self.pulled_tokens,
             "cold_ttft_ms": self.cold_ttft_ms,
             "output_note": self.output_note,
             "proved": list(self.proved),
@@ -252,6 +258,7 @@ def judge(evidence: Evidence) -> VerifyReport:
         turns=tuple(turns),
         output_equal=equal,
         bytes_pulled=evidence.pulled,
+        pulled_tokens=evidence.external_tokens,
         proved=tuple(_proved(evidence, equal)),
         output_note=note,
         cold_ttft_ms=_ms(evidence.cold),
@@ -443,18 +450,14 @@ def _proved(evidence: Evidence, equal: bool | None) -> list[str]:
     second, sizes = evidence.second, evidence.sizes
     if second is None or not evidence.reused or sizes is None:
         return []
-    said = second.explanation
-    counted = said is not None and said.reason != NOT_COUNTED
+    counted = second.explanation is not None and second.explanation.reason != NOT_COUNTED
     source = "`remote_prefill_cached_tokens`" if counted else "`vllm:prompt_tokens_by_source`"
     lines = [
         f"turn 2 reused {evidence.reused:,} of {second.prompt_tokens or sizes.second_prompt:,} "
-        f"prompt tokens from decode, as prefill itself counted ({source})"
+        f"prompt tokens, as prefill itself counted ({source})"
     ]
     if evidence.pulled:
-        lines.append(
-            f"`{evidence.pulled_by}` pulled {format_bytes(evidence.pulled)} while that turn ran "
-            "(`vllm:nixl_bytes_transferred`)"
-        )
+        lines.append(_pulled(evidence, evidence.reused, evidence.pulled))
     if equal:
         lines.append(
             f"the {len(second.token_ids or ()) or sizes.final} tokens of the answer are those "
@@ -462,6 +465,20 @@ def _proved(evidence: Evidence, equal: bool | None) -> list[str]:
         )
     lines.append(_whatever_the_cache(evidence, sizes))
     return lines
+
+
+def _pulled(evidence: Evidence, reused: int, count: int) -> str:
+    """What came from decode: prefill's count of reused tokens has its own prefix cache in it."""
+    tokens, rest = evidence.external_tokens, ""
+    what = format_bytes(count)
+    if tokens:
+        what = f"the KV of {tokens:,} tokens ({what})"
+    if tokens and tokens < reused:
+        rest = f"; the other {reused - tokens:,} were in its own prefix cache"
+    return (
+        f"`{evidence.pulled_by}` pulled {what} from decode while that turn ran "
+        f"(`vllm:nixl_bytes_transferred`){rest}"
+    )
 
 
 def _whatever_the_cache(evidence: Evidence, sizes: Sizes) -> str:

@@ -3,9 +3,13 @@
 No request here can hang: prefill without the flag never answers a request that has a handle with
 tokens to pull (FACTS T7), but a handle with none is a release (FACTS L3) on one that has the flag
 and nothing at all on one that has not. So whether decode's blocks become free tells.
+
+Nothing stays pinned either: a request that prefill rejects in its handler gives a handle back
+whatever its flag (read in vLLM 0.32.0 and 0.33.0, and run there).
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,24 +40,28 @@ async def probe_sides(
     """Ask decode for a handle, then give it back through prefill.
 
     Args:
-        prompt: token ids that fill a few blocks; they stay on decode for its TTL if prefill
-            does not release them.
+        prompt: token ids that fill a few blocks.
         timeout: seconds for each request.
 
     Never raises for an engine that answers badly: then it could not be told.
     """
-    ask_ = _Asker(session, model, key, timeout)
+    asker = _Asker(session, model, key, timeout)
     try:
+        # An idle engine exports what its last step saw; a step of ours makes that now.
+        await asker.one_token(decode, prompt[:3], None)
         before = await scrape_engine(session, decode, key=key)
-        handle = await ask_.one_token(decode, prompt, _PLAIN)
+        handle = await asker.one_token(decode, prompt, _PLAIN)
         if not handle or not handle.get("remote_block_ids"):
             return SideProbe(decode_gives_handle=False)
         held = await scrape_engine(session, decode, key=key)
         release = {**handle, "do_remote_decode": True, "do_remote_prefill": False}
-        await ask_.one_token(prefill, prompt[:3], release | {"remote_num_tokens": 0})
+        await asker.one_token(prefill, prompt[:3], release | {"remote_num_tokens": 0})
     except PdctlError:
         return SideProbe()
-    return SideProbe(True, await _freed(ask_, decode, prompt[:3], before, held, poll))
+    freed = await _freed(asker, decode, prompt[:3], before, held, poll)
+    if not freed:
+        await _give_back(asker, prefill, handle, prompt[:3])
+    return SideProbe(True, freed)
 
 
 async def _freed(
@@ -83,6 +91,17 @@ async def _freed(
     return True
 
 
+async def _give_back(
+    asker: "_Asker", prefill: str, handle: Mapping[str, Any], prompt: Sequence[int]
+) -> None:
+    """Free the handle's blocks by a request that prefill rejects; its next step tells decode."""
+    kv = {**handle, "do_remote_decode": False, "do_remote_prefill": True}
+    with contextlib.suppress(PdctlError):
+        await asker.one_token(prefill, prompt, kv, stream=True, use_beam_search=True)
+    with contextlib.suppress(PdctlError):
+        await asker.one_token(prefill, prompt, None)
+
+
 class _Asker:
     def __init__(
         self, session: aiohttp.ClientSession, model: str, key: str | None, timeout: float
@@ -91,13 +110,14 @@ class _Asker:
         self._model, self._timeout = model, timeout
 
     async def one_token(
-        self, url: str, prompt: Sequence[int], kv: Mapping[str, Any] | None
+        self, url: str, prompt: Sequence[int], kv: Mapping[str, Any] | None, **more: object
     ) -> dict[str, Any] | None:
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": list(prompt),
             "max_tokens": 1,
             "temperature": 0,
+            **more,
         }
         if kv is not None:
             body["kv_transfer_params"] = dict(kv)

@@ -76,9 +76,10 @@ def test_a_proof_in_words(serve: Serve) -> None:
         "2 of a chat  N ms  1  0  MISS",
         "",
         "proven: turn 2 reuses what decode kept of turn 1",
-        "  + turn 2 reused 271 of 336 prompt tokens from decode, as prefill itself counted "
+        "  + turn 2 reused 271 of 336 prompt tokens, as prefill itself counted "
         "(`remote_prefill_cached_tokens`)",
-        "  + `prefill-0` pulled 271.0 kB while that turn ran (`vllm:nixl_bytes_transferred`)",
+        "  + `prefill-0` pulled the KV of 271 tokens (271.0 kB) from decode while that turn ran "
+        "(`vllm:nixl_bytes_transferred`)",
         "  + the 32 tokens of the answer are those of a cold run on decode alone",
         "  + turn 1 generated 72 tokens, which only decode had (threshold 64, block 16): that "
         "holds with prefill's own prefix cache on or off; here it is on",

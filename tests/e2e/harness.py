@@ -443,7 +443,7 @@ class Routed:
 
 @contextlib.asynccontextmanager
 async def routed(
-    pair: Pair, *, wait: float = 30.0, need_pair: bool = True, **settings: Any
+    pair: Pair, *, wait: float = 90.0, need_pair: bool = True, **settings: Any
 ) -> AsyncIterator[Routed]:
     """Run a router over the pair, on a port of its own, until the block ends.
 

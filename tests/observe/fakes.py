@@ -116,6 +116,10 @@ class FakeEngine:
                 "remote_block_ids": [[1, 2]],
                 "remote_num_tokens": len(body["prompt"]),
             }
+        if body.get("use_beam_search"):
+            # A rejected request frees the blocks that it was to pull, whatever the flag.
+            PEERS[self].usage = 0.0
+            return web.json_response({"error": {"message": "no beam search"}}, status=400)
         if kv.get("remote_num_tokens") == 0 and self.bidirectional:
             PEERS[self].usage = 0.0
         if not body.get("stream"):
@@ -150,6 +154,7 @@ class FakeRouter:
     bytes_move: bool = True
     loses_handles: bool = False
     external_moves: bool = True
+    own_cache: int = 0
     urls: tuple[str, str] = ("", "")
     turns: list[dict[str, Any]] = field(default_factory=list)
     held: dict[str, list[int]] = field(default_factory=dict)
@@ -207,9 +212,9 @@ class FakeRouter:
             return 0
         reused = len(held) - 1
         if self.bytes_move and self.prefill.pulled is not None:
-            self.prefill.pulled += reused * BYTES_A_TOKEN
+            self.prefill.pulled += (reused - self.own_cache) * BYTES_A_TOKEN
         if self.external_moves:
-            self.prefill.external += reused
+            self.prefill.external += reused - self.own_cache
         return reused
 
     def _headers(self, request: web.Request, reused: int, prompt: int) -> dict[str, str]:

@@ -34,9 +34,10 @@ async def test_a_healthy_pair_is_proven_in_words_and_in_json() -> None:
         p_url, d_url = pair.router.urls
     # threshold 64, block 16: turn 1 generates 72 tokens after 200, of which the last has no KV.
     assert report.proved == (
-        "turn 2 reused 271 of 336 prompt tokens from decode, as prefill itself counted "
+        "turn 2 reused 271 of 336 prompt tokens, as prefill itself counted "
         "(`remote_prefill_cached_tokens`)",
-        "`prefill-0` pulled 271.0 kB while that turn ran (`vllm:nixl_bytes_transferred`)",
+        "`prefill-0` pulled the KV of 271 tokens (271.0 kB) from decode while that turn ran "
+        "(`vllm:nixl_bytes_transferred`)",
         "the 32 tokens of the answer are those of a cold run on decode alone",
         "turn 1 generated 72 tokens, which only decode had (threshold 64, block 16): that holds "
         "with prefill's own prefix cache on or off; here it is on",
@@ -58,6 +59,7 @@ async def test_a_healthy_pair_is_proven_in_words_and_in_json() -> None:
         "ok": True,
         "output_equal": True,
         "bytes_pulled": 271_000,
+        "pulled_tokens": 271,
         "output_note": "",
         "chat_note": "",
         "prefill": p_url,
@@ -66,6 +68,17 @@ async def test_a_healthy_pair_is_proven_in_words_and_in_json() -> None:
         "side": None,
         "hints": [],
     }
+
+
+async def test_what_prefill_had_by_itself_is_told_apart() -> None:
+    async with fake_pair(own_cache=192) as pair:
+        report = await run(pair)
+    assert report.ok
+    assert (report.turns[1].reused_tokens, report.pulled_tokens) == (271, 79)
+    assert report.proved[1] == (
+        "`prefill-0` pulled the KV of 79 tokens (79.0 kB) from decode while that turn ran "
+        "(`vllm:nixl_bytes_transferred`); the other 192 were in its own prefix cache"
+    )
 
 
 async def test_what_is_sent_is_fresh_exact_and_given_back() -> None:
@@ -171,7 +184,12 @@ async def test_prefill_flag_off_is_named_without_ever_sending_it_tokens_to_pull(
         "prefill runs with `bidirectional_kv_xfer` off; its probe of http://"
     )
     assert report.reason.endswith("found: prefill never answered")
-    assert [body["kv_transfer_params"]["remote_num_tokens"] for body in prefill.completions] == [0]
+    released, given_back, step = prefill.completions
+    assert released["kv_transfer_params"]["remote_num_tokens"] == 0
+    assert given_back["kv_transfer_params"]["do_remote_prefill"] is True
+    assert given_back["use_beam_search"] is True
+    assert "kv_transfer_params" not in step
+    assert pair.decode.usage == 0.0
 
 
 async def test_a_busy_decode_leaves_prefill_as_the_side_by_elimination(
