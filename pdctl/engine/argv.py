@@ -219,6 +219,7 @@ def _plugin_env(config: Config, paths: EnginePaths) -> dict[str, Part]:
     }
     if choices.is_local(config):
         env["PDCTL_NIXL_PROGRESS_US"] = _PROGRESS_US
+        env["PDCTL_QUEUE_SPIN_MS"] = "0"
     return env
 
 

@@ -249,7 +249,10 @@ def _blank(holder: dict[str, Any]) -> None:
 def clean_answer(answer: dict[str, Any], wants: ClientWants, cached_tokens: int | None) -> Harvest:
     """Take the router's part out of a non-streaming answer, in place."""
     harvest = Harvest(content_seen=True)
-    kv = answer.pop("kv_transfer_params", None)
+    kv = answer.get("kv_transfer_params")
+    if "kv_transfer_params" in answer:
+        # As the engine sends it to a client that has none.
+        answer["kv_transfer_params"] = None
     harvest.kv = kv if isinstance(kv, dict) else None
     if not wants.token_ids:
         _blank(answer)

@@ -135,7 +135,7 @@ async def test_t3_an_edit_reuses_only_what_is_before_it(
     turn = await follow(router, session, "t3e", prompt)
     assert turn.ok
     assert turn.explanation is not None
-    assert turn.explanation.attached_tokens <= 300
+    assert turn.explanation.attached_tokens == 300
     assert await equals_cold(pair, session, turn, prompt)
 
 

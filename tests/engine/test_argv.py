@@ -60,6 +60,7 @@ def test_local_prefill_whole() -> None:
         "OMP_NUM_THREADS": "1",
         "PDCTL_NIXL_PROGRESS_US": "1000",
         "PDCTL_PLUGIN_STATUS_DIR": "/s/plugin",
+        "PDCTL_QUEUE_SPIN_MS": "0",
         "PDCTL_TTL_FILE": "/s/control/decoder_ttl.json",
         "PYTHONPATH": "/c/plugin",
         "PYTHONSAFEPATH": "1",

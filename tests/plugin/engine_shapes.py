@@ -175,3 +175,16 @@ def write(root: Path, *trees: dict[str, str]) -> None:
             package = root / parent / "__init__.py"
             if parent != Path() and not package.exists():
                 package.write_text("")
+
+
+QUEUE = {
+    "vllm/__init__.py": "",
+    "vllm/distributed/__init__.py": "",
+    "vllm/distributed/device_communicators/__init__.py": "",
+    "vllm/distributed/device_communicators/shm_broadcast.py": """
+class SpinCondition:
+    def __init__(self, is_reader, busy_loop_s=1):
+        self.busy_loop_s = busy_loop_s if is_reader else 0
+""",
+}
+"""The reader of the shared-memory queue, 0.32.0."""

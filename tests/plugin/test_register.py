@@ -90,7 +90,7 @@ def test_only_the_wanted_levers(
     _start_engine()
     assert caplog.messages == [
         "pdctl plugin: no lever is called lease_renewal; there are streaming_handles, live_ttl,"
-        " quiet_progress",
+        " quiet_progress, quiet_queue",
         "pdctl plugin: live_ttl applied: NixlBaseConnectorScheduler.decoder_kv_blocks_ttl"
         " follows ttl.json",
     ]
@@ -155,6 +155,7 @@ print(json.dumps([json.loads(file.read_text()) for file in files]))
         "streaming_handles": "waiting",
         "live_ttl": "applied",
         "quiet_progress": "off",
+        "quiet_queue": "off",
     }
     assert [file.name for file in status.iterdir()] == [f"plugin-{child['pid']}.json"]
 

@@ -139,6 +139,7 @@ def test_a_non_streaming_answer_is_decodes_own_without_our_part() -> None:
         "choices": [{"index": 0, "message": message, "token_ids": None, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 2, "completion_tokens": 2},
         "prompt_token_ids": None,
+        "kv_transfer_params": None,
         "unknown": {"kept": True},
     }
     assert (harvest.kv, harvest.generated) == (KV, [5, 6])
