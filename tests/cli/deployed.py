@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
 
-from pdctl.base.paths import deployment_dir
+from pdctl.base.paths import deployment_dir, temp_dir
 from pdctl.base.process import RunningProcess
 from pdctl.state.model import DeploymentState
 from pdctl.state.store import StateStore
@@ -127,3 +127,5 @@ exec {sys.executable} -I -S "$@"
         for each in self.running():
             host.stop(each.ref, timeout=0)
         assert self.running() == []
+        # Outside tmp_path, whose paths are too long for sockets; `down` was not always run.
+        host.remove_tree(PurePosixPath(temp_dir(NAME)))

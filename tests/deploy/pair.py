@@ -166,6 +166,8 @@ class Pair:
         for each in self.host.find(self.marks):
             self.host.stop(each.ref, timeout=0)
         assert self.running() == []
+        # Outside tmp_path, whose paths are too long for sockets; `down` was not always run.
+        self.host.remove_tree(PurePosixPath(paths.temp_dir(NAME)))
 
 
 def names(steps: Sequence[Any]) -> list[str]:
