@@ -5,15 +5,16 @@ sleeps, in the worker and in the engine core. While decode retains blocks its en
 millisecond, so that second never ends: a core is gone. And on some kernels (6.18 seen) a process
 that has yielded long enough is then not run for tens of seconds while another one spins beside it:
 one step of the other engine took a minute. With ``PDCTL_QUEUE_SPIN_MS=0`` the reader sleeps at
-once on the socket that wakes it anyway. For local pairs; on hosts with cores to spare the spinning
-is what makes a step start early.
+once on the socket that wakes it anyway, but never long: the writer drops a notification while an
+older one is on its way, and a reader that does not spin would wait for it for ever (seen). For
+local pairs; on hosts with cores to spare the spinning is what makes a step start early.
 """
 
 import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from ._guard import ALL_OF, Lever, NotApplicable, Off, Target, attribute, is_patched, replace
 
@@ -22,6 +23,7 @@ _LONGEST_MS = 1000
 _MODULE = "vllm.distributed.device_communicators.shm_broadcast"
 _CLASS = "SpinCondition"
 _FIELD = "busy_loop_s"
+_NAP_MS = 2
 
 
 def lever(env: Mapping[str, str]) -> Lever:
@@ -47,6 +49,10 @@ def _patch(module: types.ModuleType, spin_ms: int) -> str:
     make = attribute(condition, "__init__")
     if _FIELD not in inspect.signature(make).parameters:
         raise NotApplicable(f"{_CLASS} takes no {_FIELD}")
+    wait = attribute(condition, "wait")
+    if "timeout_ms" not in inspect.signature(wait).parameters:
+        raise NotApplicable(f"{_CLASS}.wait takes no timeout_ms")
+    replace(condition, "wait", _napping(wait))
     replace(condition, "__init__", _spinning(make, spin_ms / 1000))
     return done
 
@@ -59,3 +65,12 @@ def _spinning(make: Callable[..., None], spin_s: float) -> Callable[..., None]:
         setattr(self, _FIELD, min(getattr(self, _FIELD), spin_s))
 
     return init
+
+
+def _napping(wait: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(wait)
+    def nap(self: Any, timeout_ms: Optional[int] = None) -> None:
+        # A caller looks at the queue again after every wait, whatever ended it.
+        wait(self, timeout_ms=_NAP_MS if timeout_ms is None else min(timeout_ms, _NAP_MS))
+
+    return nap

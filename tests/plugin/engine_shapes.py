@@ -185,6 +185,9 @@ QUEUE = {
 class SpinCondition:
     def __init__(self, is_reader, busy_loop_s=1):
         self.busy_loop_s = busy_loop_s if is_reader else 0
+
+    def wait(self, timeout_ms=None):
+        self.waited = timeout_ms
 """,
 }
 """The reader of the shared-memory queue, 0.32.0."""

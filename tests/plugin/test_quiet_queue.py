@@ -38,6 +38,17 @@ def test_a_shorter_time_of_vllms_own_is_kept(install_engine: InstallEngine) -> N
     assert condition(True, 0.1).busy_loop_s == 0.1
 
 
+def test_no_reader_waits_long_for_a_notification_that_may_be_lost(
+    install_engine: InstallEngine,
+) -> None:
+    install_engine(engine_shapes.QUEUE)
+    _apply()
+    reader = importlib.import_module(MODULE).SpinCondition(True)
+    for given, waited in ((None, 2), (1000, 2), (1, 1)):
+        reader.wait(timeout_ms=given)
+        assert reader.waited == waited
+
+
 def test_applied_once(install_engine: InstallEngine) -> None:
     install_engine(engine_shapes.QUEUE)
     _apply()
@@ -51,6 +62,7 @@ def test_applied_once(install_engine: InstallEngine) -> None:
     ("found", "put", "why"),
     [
         ("busy_loop_s", "spin_s", "SpinCondition takes no busy_loop_s"),
+        ("timeout_ms=None", "ms=None", "SpinCondition.wait takes no timeout_ms"),
         ("class SpinCondition", "class Condition", "has no SpinCondition"),
     ],
 )
