@@ -151,13 +151,17 @@ class _Run:
         told = _FIRST_WORD_S - _WORD_EVERY_S
         while True:
             facts = await self._router_facts()
+            waited = time.monotonic() - started
             if facts.error is not None:
+                if waited < self.options.ready_s:
+                    # On a loaded machine a router that has just started can be late.
+                    await self.sleep(self.options.poll_s)
+                    continue
                 raise UnreachableError(
                     f"the router does not answer: {facts.error}",
                     where=facts.url,
                     hints=["pdctl status", "pdctl up"],
                 )
-            waited = time.monotonic() - started
             proven = facts.ready and (not facts.ours or any(pair.ok for pair in facts.pairs))
             if proven or waited >= self.options.ready_s:
                 return facts

@@ -276,24 +276,38 @@ Turn = Generator[Action, Any, Report]
 
 
 def run_turn(
-    request: TurnRequest, fleet: Fleet, policy: Policy, clock: Callable[[], float]
+    request: TurnRequest,
+    fleet: Fleet,
+    policy: Policy,
+    clock: Callable[[], float],
+    report: Report | None = None,
 ) -> Turn:
-    """One request from arrival to the end of its answer."""
-    return _Turn(request, fleet, policy, clock).run()
+    """One request from arrival to the end of its answer.
+
+    Args:
+        report: filled in on the way, so that a turn that is cut off can be told of as well.
+    """
+    return _Turn(request, fleet, policy, clock, report or Report()).run()
 
 
 class _Turn:
     """The state of one request; each method is one stage of its way."""
 
     def __init__(
-        self, request: TurnRequest, fleet: Fleet, policy: Policy, clock: Callable[[], float]
+        self,
+        request: TurnRequest,
+        fleet: Fleet,
+        policy: Policy,
+        clock: Callable[[], float],
+        report: Report,
     ) -> None:
         self.request = request
         self.fleet = fleet
         self.policy = policy
         self.clock = clock
         self.body, dropped = legs.client_body(request.body)
-        self.report = Report(dropped=dropped)
+        self.report = report
+        report.dropped = dropped
         self.wants = ClientWants.of(self.body)
         self.scope = Scope(
             tenant=request.tenant,

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 import secrets
+import time
 from typing import Any
 
 import orjson
@@ -71,7 +72,7 @@ class Watcher:
                 await self._probe(pair)
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_S
-            await self._sweep(now)
+            await self.sweep()
         self._tell()
 
     async def _health(self, engine: Engine) -> None:
@@ -136,7 +137,9 @@ class Watcher:
         else:
             log.warning("pair %s × %s does not reuse: %s", *key, pair.why)
 
-    async def _sweep(self, now: float) -> None:
+    async def sweep(self) -> None:
+        """Let go of what has expired, and count what is kept."""
+        now = time.monotonic()
         for handle in await self._shared.store.take_expired(now):
             self._shared.metrics.releases.labels("expired").inc()
             log.info("conv=%s: handle expired", one_line(handle.conversation))

@@ -147,19 +147,24 @@ class Router:
         limits = self.settings.limits
         limit = asyncio.timeout(limits.drain if self.draining else limits.total)
         self._limits_running.add(limit)
+        report = Report()
         try:
             async with limit:
-                report = await driver.run(
-                    run_turn(turn, self.shared.fleet, self.policy, time.monotonic)
+                await driver.run(
+                    run_turn(turn, self.shared.fleet, self.policy, time.monotonic, report)
                 )
+        except asyncio.CancelledError:
+            report.status = 499
+            raise
         except TimeoutError:
+            report.status = 504
             begun = await driver.out_of_time()
             if begun is None:
                 raise
             return begun
         finally:
             self._limits_running.discard(limit)
-        self._tell(turn, report, driver, arrived)
+            self._tell(turn, report, driver, arrived)
         assert driver.response is not None
         return driver.response
 

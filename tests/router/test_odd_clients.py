@@ -258,7 +258,7 @@ async def test_a_conversations_name_stays_on_its_line(caplog: pytest.LogCaptureF
     async with calm(caplog, ttl=0.2) as w:
         await post(w, turn(conversation_id="a\nERROR forged\r\n\x1b[31m"))
         await asyncio.sleep(0.25)
-        await w.router.watcher.look()
+        await w.router.watcher.sweep()
     lines = [record.getMessage() for record in caplog.records]
     assert any("expired" in line for line in lines)
     assert all(line.isprintable() for line in lines), lines

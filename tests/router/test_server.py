@@ -414,6 +414,18 @@ async def test_api_keys_bind_conversations_to_tenants_and_stay_with_the_router()
             assert answer.status == 200
 
 
+async def test_a_turn_whose_client_left_is_in_the_log_too(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    async with world(request_log=path) as w:
+        w.d.words, w.d.gap = 1000, 0.02
+        body = {"model": "m", "messages": [user(LONG)], "stream": True, "conversation_id": "gone"}
+        async with w.http.post(f"{w.url}/v1/chat/completions", json=body) as answer:
+            await answer.content.readany()
+        await w.until(path.exists)
+    line = json.loads(path.read_text())
+    assert (line["conversation_id"], line["status"]) == ("gone", 499)
+
+
 async def test_a_running_answer_survives_the_stop_of_the_router() -> None:
     async with world(limits={"drain": 5.0}) as w:
         w.d.words, w.d.gap = 20, 0.01
