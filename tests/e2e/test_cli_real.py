@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -53,7 +54,23 @@ def person(pairs: Pairs, tmp_path: Path) -> Any:
         yield someone
     finally:
         someone.types("down", "--yes")
-        assert subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout == b""
+        left = [each for each in psutil.process_iter() if str(tmp_path) in _line(each)]
+        assert left == []
+
+
+def _runs(pid: int) -> bool:
+    """True unless it has ended, whether or not its parent has taken notice."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def _proc(pid: int, name: str) -> list[str]:
@@ -99,7 +116,7 @@ def test_from_one_file_to_a_proven_pair_and_back(person: Person) -> None:
     down = person.types("down", "--yes")
     assert "nothing is left" in down.stderr + down.stdout
     for each in up["processes"]:
-        assert not Path(f"/proc/{each['pid']}").exists()
+        assert not _runs(each["pid"])
     again = person.types("down", "--yes")
     assert "nothing" in again.stderr + again.stdout
 
