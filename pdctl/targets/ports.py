@@ -1,8 +1,11 @@
 """TCP ports of this machine: who holds one, and which is free."""
 
 import errno
+import random
 import socket
+from contextlib import suppress
 from ipaddress import ip_address
+from pathlib import Path
 
 import psutil
 
@@ -10,6 +13,11 @@ from pdctl.base.errors import PermissionDeniedError, UsageError
 
 UNKNOWN_HOLDER = "another process"
 """Said when the holder belongs to another user, or to another network namespace."""
+
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST = 20000  # above what services are usually given
+_TRIES = 64
 
 
 def find_holder(address: str, port: int) -> str | None:
@@ -38,19 +46,35 @@ def find_holder(address: str, port: int) -> str | None:
 
 
 def find_free(address: str) -> int:
-    """A port that is free now.
+    """A port that is free now, and that no outgoing connection is given by the kernel.
+
+    An engine binds its ports half a minute after they were chosen; from the ephemeral range, any
+    connection may have taken one by then (seen: a decode server that answered /health without its
+    side channel).
 
     Raises:
         UsageError: when the address is not one of this machine.
     """
     try:
+        for port in random.sample(_lasting_ports(), _TRIES):
+            with suppress(OSError), _bound(address, port):
+                return port
         with _bound(address, 0) as listener:
-            port: int = listener.getsockname()[1]
-            return port
+            found: int = listener.getsockname()[1]
+            return found
     except OSError as error:
         raise UsageError(
             f"`{address}` is not an address of this machine: {error.strerror}", where=address
         ) from error
+
+
+def _lasting_ports() -> range:
+    """Ports below those that the kernel gives to outgoing connections."""
+    try:
+        first = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32768
+    return range(_LOWEST, max(first, _LOWEST + _TRIES))
 
 
 def _bound(address: str, port: int) -> socket.socket:
