@@ -26,3 +26,5 @@ class ExitCode(IntEnum):
     """SSH or AWS refused the credentials."""
     INTERRUPTED = 130
     """Ctrl-C."""
+    BROKEN_PIPE = 141
+    """Whoever read the output left, as `head` does."""

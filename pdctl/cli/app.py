@@ -61,7 +61,7 @@ def run(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output left, as `head` does; that is not an error of ours.
         sys.stderr.close()
-        return 141
+        return int(ExitCode.BROKEN_PIPE)
     except Exception as error:
         _tell(_bug(error), sys.argv[1:] if args is None else list(args))
         return int(ExitCode.BUG)
