@@ -77,7 +77,6 @@ def router(
         ttl=seconds,
         threshold=threshold,
         reuse_share=reuse_share,
-        engine_key_file=engine_key_file,
         request_log=request_log,
         limits=_limits(limit or []),
     )

@@ -3,7 +3,7 @@
 `run_turn` is a generator: it yields what to do and is sent what came of it. Tests hold whole
 conversations with it; `pdctl.router.server` does the same with real engines.
 
-The rules it keeps (DESIGN 5): reuse only equal tokens with certain KV; a handle is used once;
+The rules it keeps (docs/router.md): reuse only equal tokens with certain KV; a handle is used once;
 whatever goes wrong with a handle, the request goes on without it; decode's status is known before
 the client hears anything; nothing is retried once decode has begun to answer.
 """
@@ -110,7 +110,7 @@ class Prefill:
     """Run the prefill leg → Answer or Failure.
 
     A leg that carries a handle is never aborted: with a receive and a send pending, an abort is
-    the known way to crash the engine (research 2.2, no. 14).
+    the known way to crash the engine (vllm#46240).
     """
 
     url: str

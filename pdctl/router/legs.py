@@ -16,7 +16,7 @@ from pdctl.router.eligible import CHAT, Endpoint
 from pdctl.router.match import release_params
 
 # Neither engine sees these: the first is the router's own, the second would let a client read
-# another's KV or make an engine call an address of its choice (research 2.1, no. 13).
+# another's KV or make an engine call an address of its choice (vllm PR#47843).
 CLIENT_ONLY = ("conversation_id",)
 FORBIDDEN = ("kv_transfer_params", "ec_transfer_params")
 # The engine lays what is in here over what it gives to its connectors.

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-TokenIds = array  # array("I"): 4 bytes a token, compared by memcmp
-
 
 def token_ids(ids: Sequence[int]) -> "array[int]":
     """Ids in the compact form that handles keep.

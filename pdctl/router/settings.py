@@ -15,7 +15,6 @@ class RouterSettings:
         ttl: seconds for which a handle is offered; must be below decode's own TTL (FACTS T1).
         threshold: fewer reusable tokens than this are recomputed.
         reuse_share: share of conversations for which reuse is on, 0 to 1.
-        engine_key_file: file with the key that the engines want; read at start.
         request_log: file to append one JSON line a request to; no contents are written.
     """
 
@@ -26,6 +25,5 @@ class RouterSettings:
     ttl: float = 450.0
     threshold: int = 64
     reuse_share: float = 1.0
-    engine_key_file: Path | None = None
     request_log: Path | None = None
     limits: RouterLimits = field(default_factory=RouterLimits)

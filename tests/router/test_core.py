@@ -1,4 +1,4 @@
-"""Conversations with the router's core; each is one rule of DESIGN 5 or one trap of FACTS."""
+"""Conversations with the router's core; each is one rule of docs/router.md or one trap of FACTS."""
 
 import pytest
 
@@ -359,7 +359,7 @@ def test_reuse_off_retains_nothing() -> None:
 
 
 def test_clients_cannot_send_handles() -> None:
-    """Research 2.1 no. 13: a client's own handle would read another's KV."""
+    """vllm PR#47843: a client's own handle would read another's KV."""
     body = {"kv_transfer_params": {"remote_host": "10.0.0.9"}, "conversation_id": "c1"}
     book = Playbook(a_request(body))
     book.expect(Find, [])
@@ -375,7 +375,7 @@ def test_clients_cannot_send_handles() -> None:
 
 
 def test_the_prefill_leg_is_stripped_of_what_would_make_it_misbehave() -> None:
-    """Research 2.4, nos. 85-87."""
+    """vllm PR#21841, vllm PR#16705, vllm PR#46008: each made prefill misbehave."""
     body = {
         "max_tokens": 500, "max_completion_tokens": 500, "min_tokens": 5, "stop": ["x"],
         "stop_token_ids": [3], "logprobs": True, "top_logprobs": 2, "stream": True,
