@@ -311,9 +311,16 @@ async def test_t2_handles_of_a_dead_engine_cost_the_client_nothing(
 ) -> None:
     async with routed(pair) as router:
         prompt = await begin(router, session, "t2", 600)
+        other = await begin(router, session, "t2u", 605)
         # Without its watcher the router does not hear of the restart, as in the worst race.
         router.router.watcher_task.cancel()
         await asyncio.to_thread(pair.restart_decode, kill=True)
+        with pytest.MonkeyPatch.context() as patch:
+            without_the_retry(patch)
+            assert (await follow(router, session, "t2u", other)).status == 500
+        for believed in router.router.shared.fleet.pairs.values():
+            believed.pauses.clear()
+
         mark = pair.mark()
         turn = await follow(router, session, "t2", prompt)
         assert turn.ok

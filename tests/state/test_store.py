@@ -4,6 +4,7 @@ import resource
 import signal
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,22 +101,27 @@ def test_moving_aside_never_overwrites() -> None:
     assert store.load() is None
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """As on a full disk: no file may grow beyond 100 bytes."""
+    """As on a full disk: no file may grow beyond 100 bytes.
+
+    For a few lines only: what pytest itself writes may go to a file as well.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
 
 
-def test_a_full_disk_keeps_what_was_saved(request: pytest.FixtureRequest) -> None:
+def test_a_full_disk_keeps_what_was_saved() -> None:
     store = StateStore("demo")
     store.save(STATE)
-    request.getfixturevalue("small_files")
-    with pytest.raises(TemporaryError, match="no space left to save the state"):
+    full = pytest.raises(TemporaryError, match="no space left to save the state")
+    with full, small_files():
         store.save(replace(STATE, phase="stopping"))
     assert store.load() == STATE
     assert os.listdir(store.directory) == ["state.json"]
