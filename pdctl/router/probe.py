@@ -7,16 +7,16 @@ two engines before a small two-turn probe has gone through them, and again after
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from typing import Any
 
 import orjson
-from prometheus_client.parser import text_string_to_metric_families
 
-from pdctl.base.metric_names import PROCESS_START_TIME, VLLM_CACHE_CONFIG
+from pdctl.base.errors import BadAnswerError
+from pdctl.base.facts import EngineMetrics
 from pdctl.base.words import one_line
+from pdctl.observe.metrics import engine_metrics, parse_samples
 from pdctl.router import match
 from pdctl.router.core import Answer, Failure, Policy
 from pdctl.router.driver import Shared
@@ -112,9 +112,11 @@ class Watcher:
         self._models[engine.url] = name
         if version.status == 200:
             engine.version = _version(version.body)
-        facts = read_engine_metrics(metrics.body.decode("utf-8", "replace"))
+        facts = _read_metrics(metrics.body)
         fresh = self._shared.fleet.engine_up(
-            engine.url, start=facts.get("start"), block_size=_int(facts.get("block_size"))
+            engine.url,
+            start=None if facts.process_start is None else str(facts.process_start),
+            block_size=facts.block_size or None,
         )
         if fresh:
             log.info(
@@ -264,25 +266,12 @@ class _Prober:
         )
 
 
-def read_engine_metrics(text: str) -> dict[str, str]:
-    """`block_size` and `start` (a restart changes it) from an engine's /metrics, if they tell."""
-    facts: dict[str, str] = {}
+def _read_metrics(body: bytes) -> EngineMetrics:
     try:
-        families = list(text_string_to_metric_families(text))
-    except (ValueError, IndexError, KeyError):
+        return engine_metrics(parse_samples(body.decode("utf-8", "replace")))
+    except BadAnswerError:
         # Not what it should be, so it tells nothing.
-        return facts
-    for family in families:
-        for sample in family.samples:
-            if sample.name == VLLM_CACHE_CONFIG and "block_size" in sample.labels:
-                facts.setdefault("block_size", sample.labels["block_size"])
-            elif sample.name == PROCESS_START_TIME:
-                facts.setdefault("start", str(sample.value))
-    return facts
-
-
-def _int(text: str | None) -> int | None:
-    return int(text) if text and re.fullmatch(r"[1-9]\d*", text) else None
+        return EngineMetrics()
 
 
 def _first_model(body: bytes) -> str | None:
