@@ -106,6 +106,10 @@ class Pair:
         assert state is not None
         return state.processes[f"{role}-0"]
 
+    def runs(self, record: ProcessRecord) -> bool:
+        """Whether that very process runs; one that has ended and waits for its parent does not."""
+        return self._pairs.runs(record)
+
     @property
     def prefill(self) -> str:
         """URL of the prefill server; the same after a restart."""
@@ -279,13 +283,15 @@ class Pairs:
         for record in state.processes.values():
             self._ports |= {record.port, record.side_channel_port or record.port}
 
+    def runs(self, record: ProcessRecord) -> bool:
+        """Whether the process of a record runs."""
+        return record.ref is not None and self._world.hosts[record.host].alive(record.ref)
+
     def _answers(self, pair: Pair) -> bool:
         with self.environment():
             records = [pair.record("prefill"), pair.record("decode")]
             return all(
-                record.ref is not None
-                and self._world.hosts[record.host].alive(record.ref)
-                and self._world.probe(record.url + record.health_path) is None
+                self.runs(record) and self._world.probe(record.url + record.health_path) is None
                 for record in records
             )
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import aiohttp
-import psutil
 
 from pdctl.observe.verify import VerifyOptions, verify
 from tests.e2e.harness import Pair, Routed, random_ids, routed
@@ -66,7 +65,8 @@ async def test_a_restarted_decode_is_new_and_reuses_again(
     pair.restart_decode(kill=True)
     after = pair.record("decode")
     assert after.ref is not None
-    assert not psutil.pid_exists(before.ref.pid)
+    assert not pair.runs(before)
+    assert pair.runs(after)
     assert after.url == before.url
     assert after.engine_id != before.engine_id
     assert Path(after.log) == Path(before.log)
