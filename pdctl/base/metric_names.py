@@ -10,7 +10,6 @@ NIXL_BYTES = "vllm:nixl_bytes_transferred"
 NIXL_FAILED_TRANSFERS = "vllm:nixl_num_failed_transfers"
 NIXL_EXPIRED = "vllm:nixl_num_kv_expired_reqs"
 NIXL_AFTER_EXPIRY = "vllm:nixl_num_notifications_after_expiry"
-NIXL_XFER_TIME = "vllm:nixl_xfer_time_seconds"
 PROCESS_START_TIME = "process_start_time_seconds"
 
 # The router's. Counters end in _total as Prometheus clients do it.

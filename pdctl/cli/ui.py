@@ -44,11 +44,6 @@ def json(value: object) -> None:
     data(jsonlib.dumps(value, indent=2, ensure_ascii=False))
 
 
-def json_line(value: object) -> None:
-    """Print one JSON object as a line, for streams of events."""
-    data(jsonlib.dumps(value, ensure_ascii=False))
-
-
 def say(text: str, style: str = "plain") -> None:
     """Print words to stderr; `style` is one of ok, bad, warn, dim, plain."""
     from rich.text import Text

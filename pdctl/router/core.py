@@ -468,7 +468,7 @@ class _Turn:
         self._count_reuse(result, tokens, handle)
         return result
 
-    def _distrust(self) -> Turn:
+    def _distrust(self) -> Generator[Action, Any, None]:
         """`/tokenize` gave other ids than prefill computed with: wrong KV was pulled."""
         self.policy.distrusted.add(self.shape)
         self.report.retries.append("prompt_mismatch")
@@ -477,7 +477,6 @@ class _Turn:
         # own keeps the cold run, and nothing else, away from it.
         self.cold_salt = f"pdctl-cold-{self.request.request_id}"
         yield Alarm("prompt_mismatch", f"/tokenize and prefill disagree for {self.shape}")
-        return self.report
 
     def _cold_prefill(self) -> Generator[Action, Any, dict[str, Any] | None]:
         """Prefill without a handle, on another server if the first fails."""
@@ -562,23 +561,22 @@ class _Turn:
 
     # Stage 5: keep what decode retains, or give it back at once.
 
-    def _after(self, relayed: Relayed) -> Turn:
+    def _after(self, relayed: Relayed) -> Generator[Action, Any, None]:
         harvest = relayed.harvest
         self.report.output_tokens = harvest.completion_tokens
         if not is_handle(harvest.kv):
             self.report.retained = "no_handle"
-            return self.report
+            return
         assert harvest.kv is not None
         handle, refused = self._handle(harvest, relayed.blocked)
         self.report.retained = refused or "kept"
         if handle is None:
             yield self._release(harvest.kv, refused)
-            return self.report
+            return
         yield from self._supersede(handle)
         evicted: list[Handle] = yield Keep(handle)
         for gone in evicted:
             yield self._release_handle(gone, "evicted")
-        return self.report
 
     def _handle(self, harvest: Harvest, blocked: float) -> tuple[Handle | None, str]:
         assert harvest.kv is not None
@@ -612,7 +610,7 @@ class _Turn:
             "",
         )
 
-    def _supersede(self, handle: Handle) -> Turn:
+    def _supersede(self, handle: Handle) -> Generator[Action, Any, None]:
         """Free what the new handle makes useless: handles of which it is a continuation.
 
         A side call that shares the conversation's id is a branch and keeps its own.
@@ -624,7 +622,6 @@ class _Turn:
                 taken: Handle | None = yield Take(old.id)
                 if taken is not None:
                     yield self._release_handle(taken, "superseded")
-        return self.report
 
     def _release(self, params: Mapping[str, Any], reason: str) -> Release:
         prefill = self.report.prefill or self.fleet.choose_prefill() or ""
