@@ -15,10 +15,16 @@ from typing import Any, Literal
 
 from pdctl.base.explain import Outcome
 from pdctl.router import legs, match
-from pdctl.router.eligible import Endpoint, judge, shape, tokenize_body
+from pdctl.router.eligible import Endpoint, judge, render_request, shape
 from pdctl.router.fleet import Fleet
-from pdctl.router.handle import Handle, Scope, is_handle
+from pdctl.router.handle import Conversation, Handle, Scope, is_handle, rank
 from pdctl.router.legs import ClientWants, Harvest
+from pdctl.router.prefixes import PrefixKeys
+from pdctl.router.store import Found
+
+# Tokens of an answer whose length the client does not limit, and the most that is reserved.
+_USUAL_ANSWER = 512
+_LONG_ANSWER = 4096
 
 Settled = Literal["consumed", "unknown"]
 
@@ -29,14 +35,17 @@ class TurnRequest:
 
     Attributes:
         body: the client's JSON object, as it came.
-        conversation: the client's name for the conversation; None when it gave none.
+        conversation: what it says about the conversation it belongs to.
+        keys: digests of ever longer beginnings of the request, with their sizes in tokens,
+            by which prefill servers that computed them lately are known.
     """
 
     endpoint: Endpoint
     body: Mapping[str, Any]
     tenant: str
-    conversation: str | None
+    conversation: Conversation
     request_id: str
+    keys: PrefixKeys = ()
 
 
 @dataclass
@@ -46,7 +55,8 @@ class Policy:
     Attributes:
         threshold: fewer reusable tokens than this are recomputed.
         ttl: seconds for which a handle is offered.
-        reuse_share: share of conversations for which reuse and retention are on, 0 to 1.
+        share: share of conversations for which reuse and retention are on, 0 to 1.
+        tenant_shares: the same for tenants that have one of their own.
         distrusted: request shapes for which `/tokenize` and the engine disagreed.
     """
 
@@ -55,14 +65,14 @@ class Policy:
     prefill_base: float
     prefill_per_1k_tokens: float
     reuse_base: float
-    reuse_share: float = 1.0
+    share: float = 1.0
+    tenant_shares: dict[str, float] = field(default_factory=dict)
     distrusted: set[str] = field(default_factory=set)
 
-    def reuses(self, conversation: str | None) -> bool:
+    def reuses(self, tenant: str, conversation: Conversation) -> bool:
         """Whether reuse is on for a conversation; the same answer each time."""
-        if conversation is None:
-            return self.reuse_share > 0
-        return zlib.crc32(conversation.encode()) < self.reuse_share * 2**32
+        share = self.tenant_shares.get(tenant, self.share)
+        return zlib.crc32(conversation.key.encode()) < share * 2**32
 
     def prefill_limit(self, uncached: int, *, reusing: bool) -> float:
         """Seconds prefill may take: grows with what it has to compute."""
@@ -74,18 +84,32 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Find:
-    """Look up the FREE handles of a conversation → list[Handle], newest first."""
+class Know:
+    """Is a handle there for which it is worth to render the prompt? → bool."""
 
     scope: Scope
-    conversation: str
+    conversation: Conversation
+
+
+@dataclass(frozen=True)
+class Find:
+    """Look up FREE handles that share a beginning with a packed prompt → list[Found]."""
+
+    scope: Scope
+    prompt: bytes
+    conversation: Conversation
 
 
 @dataclass(frozen=True)
 class Render:
-    """Ask an engine for the ids of a prompt → list[int], or None if it cannot say."""
+    """Ask a prefill server for the ids of a prompt → list[int], or None if it cannot say.
+
+    Attributes:
+        path: `/tokenize`, or the endpoint's own rendering.
+    """
 
     url: str
+    path: str
     body: dict[str, Any]
 
 
@@ -106,6 +130,18 @@ class Settle:
 
 
 @dataclass(frozen=True)
+class MakeRoom:
+    """Reserve room for a request on decode, and release what is least worth for it → None.
+
+    Attributes:
+        tokens: prompt and answer, as far as can be told.
+    """
+
+    decode: str
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Prefill:
     """Run the prefill leg → Answer or Failure.
 
@@ -122,11 +158,17 @@ class Prefill:
 
 @dataclass(frozen=True)
 class OpenDecode:
-    """Start the decode leg and read as far as the first event → Opened or Failure."""
+    """Start the decode leg and read as far as the first event → Opened or Failure.
+
+    Attributes:
+        tokens: prompt and answer, as far as can be told.
+        rank: the data-parallel rank whose prefix cache has the conversation.
+    """
 
     url: str
     body: dict[str, Any]
-    prompt_tokens: int
+    tokens: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -178,10 +220,12 @@ class Alarm:
 
 
 Action = (
-    Find
+    Know
+    | Find
     | Render
     | Take
     | Settle
+    | MakeRoom
     | Prefill
     | OpenDecode
     | Relay
@@ -315,14 +359,19 @@ class _Turn:
             salt=str(self.body.get("cache_salt") or ""),
         )
         self.shape = shape(request.endpoint, self.body)
+        self.size = request.keys[-1][1] if request.keys else _rough_length(self.body)
+        self.known = fleet.prefixes.known(request.keys)
         self.retain = self._may_retain()
         self.claimed: Handle | None = None
+        self.turns = 0
         self.prompt_ids: list[int] | None = None
+        self.packed: bytes | None = None
+        self.decode: str | None = None
         self.cached_tokens: int | None = None
         self.cold_salt: str | None = None
 
     def run(self) -> Turn:
-        kv = yield from self._prefill_leg()
+        kv = yield from self._first_leg()
         result = yield from self._decode_leg(kv)
         if isinstance(result, Failure) and self._worth_again(result, kv):
             # Prefill's blocks did not arrive, or decode died: both legs once more (rule 6).
@@ -350,92 +399,138 @@ class _Turn:
     # Stage 1: is this a request to reuse for, and to retain?
 
     def _may_retain(self) -> bool:
-        if not self.policy.reuses(self.request.conversation):
+        if not self.policy.reuses(self.request.tenant, self.request.conversation):
             self.report.outcome, self.report.reason = "OFF", "reuse_off"
             return False
-        verdict = judge(self.request.endpoint, self.body)
+        verdict = judge(self.request.endpoint, self.body, renders=self._renders())
         if not verdict.eligible:
             self.report.reason = verdict.reason
             return False
         if self.shape in self.policy.distrusted:
             self.report.reason = "distrusted_shape"
             return False
-        if self.request.conversation is None:
-            self.report.reason = "no_conversation"
-            return False
         return True
 
-    # Stage 2: the handle, if there is one that fits.
+    def _renders(self) -> bool:
+        """Whether prefill tells a prompt's ids from the request as it is, and not from a part."""
+        servers = [engine for engine in self.fleet.prefill.values() if engine.healthy]
+        return bool(servers) and all(engine.renders for engine in servers)
 
-    def _claim(self, prefill: str) -> Generator[Action, Any, int]:
-        """Claim the best handle. Returns the tokens to attach, 0 for none."""
-        if not self.retain or self.request.conversation is None:
-            return 0
-        found: list[Handle] = yield Find(self.scope, self.request.conversation)
-        usable = [handle for handle in found if self._offerable(handle, prefill)]
-        if not usable:
-            return 0
-        ids = yield from self._rendered(prefill)
-        if ids is None:
-            self.report.reason = "prompt_not_rendered"
-            return 0
-        prompt = match.token_ids(ids)
-        best = max(usable, key=lambda handle: match.reusable_tokens(handle.held, prompt))
-        equal = match.reusable_tokens(best.held, prompt)
-        tokens = match.attachable(equal, best.block_size)
-        if tokens < max(1, self.policy.threshold):
-            self.report.reason = "diverged" if equal < best.held.certain else "below_threshold"
-            return 0
-        taken: Handle | None = yield Take(best.id)
-        if taken is None:
-            self.report.reason = "taken"
-            return 0
-        self.claimed = taken
-        self.prompt_ids = ids
-        return tokens
+    # Stage 2: the handle, if there is one that fits, and the servers.
 
-    def _rendered(self, prefill: str) -> Generator[Action, Any, list[int] | None]:
-        """The prompt's ids: the client's own where it sends ids, which `/tokenize` refuses."""
-        given = self.body.get("prompt")
-        if isinstance(given, list):
-            return given  # `judge` let nothing but one list of ids through
-        ids: list[int] | None = yield Render(
-            prefill, tokenize_body(self.request.endpoint, self.body)
-        )
-        return ids
-
-    def _offerable(self, handle: Handle, prefill: str) -> bool:
-        now = self.clock()
-        if now >= handle.deadline:
-            self.report.reason = "expired"
-            return False
-        refused = self.fleet.reuse_refused(prefill, handle.decode, handle.engine_start, now)
-        if refused:
-            self.report.reason = refused
-            return False
-        return True
-
-    # Stage 3: prefill, with the handle, and without it if that fails.
-
-    def _prefill_leg(self) -> Generator[Action, Any, dict[str, Any] | None]:
+    def _first_leg(self) -> Generator[Action, Any, dict[str, Any] | None]:
         """Returns what decode needs to pull; None when decode shall do it all."""
-        prefill = self.fleet.choose_prefill()
-        if prefill is None:
-            self.report.reason = "prefill_down"
-            return None
-        tokens = yield from self._claim(prefill)
-        if not tokens:
+        found = yield from self._candidates()
+        prefill = yield from self._claim(found)
+        hint = self.claimed.decode if self.claimed else None
+        self.decode = self.fleet.choose_decode(
+            hint=hint, held=self.claimed.held.certain if self.claimed else 0, tokens=self.size
+        )
+        if self.decode is not None:
+            yield MakeRoom(self.decode, self._decode_size())
+        if self.claimed is None:
             return (yield from self._cold_prefill())
-        answer = yield from self._reusing_prefill(prefill, tokens)
+        answer = yield from self._reusing_prefill(prefill)
         if answer is None:
             return (yield from self._cold_prefill())
         return self._accept(answer, prefill)
 
-    def _reusing_prefill(self, prefill: str, tokens: int) -> Generator[Action, Any, Answer | None]:
+    def _candidates(self) -> Generator[Action, Any, list[Found]]:
+        """What might be reused, best first."""
+        if not self.retain:
+            return []
+        if not (yield Know(self.scope, self.request.conversation)):
+            return []
+        ids = yield from self._rendered()
+        if ids is None or (prompt := match.packed(ids)) is None:
+            self.report.reason = "prompt_not_rendered"
+            return []
+        self.prompt_ids, self.packed, self.size = ids, prompt, len(ids)
+        found: list[Found] = yield Find(self.scope, prompt, self.request.conversation)
+        for one in found:
+            if one.prefill:
+                self.known[one.prefill] = max(self.known.get(one.prefill, 0), one.equal)
+        return sorted(found, key=lambda one: (min(one.equal, one.certain), one.deadline))[::-1]
+
+    def _rendered(self) -> Generator[Action, Any, list[int] | None]:
+        """The prompt's ids: the client's own where it sends ids, which need no rendering."""
+        given = self.body.get("prompt")
+        if isinstance(given, list):
+            return given  # `judge` let nothing but one list of ids through
+        prefill = self.fleet.choose_prefill(tokens=self.size, known=self.known)
+        if prefill is None:
+            return None
+        path, body = render_request(
+            self.request.endpoint, self.body, renders=self.fleet.prefill[prefill].renders
+        )
+        ids: list[int] | None = yield Render(prefill, path, body)
+        return ids
+
+    def _claim(self, found: list[Found]) -> Generator[Action, Any, str]:
+        """Claim the best handle that may be used. Returns the prefill server to use it on."""
+        assert self.packed is not None or not found
+        reasons: list[str] = []
+        for one in found:
+            reason, prefill = self._judge(one)
+            if not reason:
+                taken: Handle | None = yield Take(one.id)
+                if taken is not None:
+                    # By its very tokens: what the store said was only where to look.
+                    if self._attachable(taken) >= max(1, self.policy.threshold):
+                        self.claimed, self.turns = taken, taken.turns
+                        return prefill
+                    yield Keep(taken)
+                reason = "taken" if taken is None else "diverged"
+            reasons.append(reason)
+        if reasons:
+            self.report.reason = reasons[0]
+        return ""
+
+    def _judge(self, one: Found) -> tuple[str, str]:
+        """Why this handle may not be used, or the prefill server to use it on."""
+        now = self.clock()
+        if now >= one.deadline:
+            return "expired", ""
+        own = one.conversation == self.request.conversation
+        tokens = max(0, min(one.equal, one.certain, self.size - 1))
+        if match.attachable(tokens, one.block_size) < max(1, self.policy.threshold):
+            if not own:
+                return "first_turn", ""
+            return ("diverged" if tokens < one.certain else "below_threshold"), ""
+        if not match.worth_claiming(tokens, one.certain, own=own):
+            return ("diverged" if own else "left_to_another"), ""
+        refused = {
+            url: self.fleet.reuse_refused(url, one.decode, one.engine_start, now)
+            for url in self.fleet.prefill
+        }
+        prefill = self.fleet.choose_prefill(
+            tokens=self.size - tokens,
+            known={url: max(0, size - tokens) for url, size in self.known.items()},
+            avoid=[url for url, reason in refused.items() if reason],
+        )
+        if prefill is None:
+            return next((reason for reason in refused.values() if reason), "prefill_down"), ""
+        return "", prefill
+
+    def _attachable(self, handle: Handle) -> int:
+        assert self.packed is not None
+        tokens = match.reusable_tokens(handle.held, self.packed)
+        return match.attachable(tokens, handle.block_size)
+
+    def _decode_size(self) -> int:
+        """Tokens that the request will hold on decode: its prompt and what it may answer."""
+        asked = self.body.get("max_completion_tokens") or self.body.get("max_tokens")
+        answer = asked if type(asked) is int and asked > 0 else _USUAL_ANSWER
+        return self.size + min(answer, _LONG_ANSWER)
+
+    # Stage 3: prefill, with the handle, and without it if that fails.
+
+    def _reusing_prefill(self, prefill: str) -> Generator[Action, Any, Answer | None]:
         """Prefill with the claimed handle; None when it has to be done again without it."""
         handle = self.claimed
         assert handle is not None
         assert self.prompt_ids is not None
+        tokens = self._attachable(handle)
         self.report.attached_tokens = tokens
         uncached = len(self.prompt_ids) - tokens
         result: Answer | Failure = yield Prefill(
@@ -484,18 +579,17 @@ class _Turn:
             self.report.outcome = "MISS"
         self.report.reused_tokens = 0
         tried: list[str] = []
-        while (prefill := self.fleet.choose_prefill(avoid=tried)) is not None and len(tried) < 2:
+        while len(tried) < 2 and (prefill := self._cold_choice(tried)) is not None:
             tried.append(prefill)
             body = legs.prefill_body(self.request.endpoint, self.body, legs.FIRST_TURN)
             if self.cold_salt:
                 body["cache_salt"] = self.cold_salt
-            length = len(self.prompt_ids) if self.prompt_ids else _rough_length(self.body)
             result: Answer | Failure = yield Prefill(
                 url=prefill,
                 body=body,
-                limit=self.policy.prefill_limit(length, reusing=False),
+                limit=self.policy.prefill_limit(self.size, reusing=False),
                 carries_handle=False,
-                prompt_tokens=length,
+                prompt_tokens=self.size,
             )
             if isinstance(result, Answer):
                 return self._accept(result, prefill)
@@ -507,10 +601,16 @@ class _Turn:
         self.report.reason = "prefill_down"
         return None
 
+    def _cold_choice(self, tried: list[str]) -> str | None:
+        return self.fleet.choose_prefill(tokens=self.size, known=self.known, avoid=tried)
+
     def _accept(self, answer: Answer, prefill: str) -> dict[str, Any] | None:
         self.report.prefill = prefill
         self.report.prefill_s = answer.seconds
-        self.prompt_ids = _prompt_ids(answer.json)
+        self.fleet.prefixes.note(self.request.keys, prefill)
+        ids = _prompt_ids(answer.json)
+        if ids != self.prompt_ids:
+            self.prompt_ids, self.packed = ids, match.packed(ids)
         usage = legs.mapping(answer.json.get("usage"))
         self.report.prompt_tokens = legs.count_of(usage.get("prompt_tokens"))
         details = legs.mapping(usage.get("prompt_tokens_details"))
@@ -542,11 +642,12 @@ class _Turn:
     def _decode_leg(
         self, kv: dict[str, Any] | None, avoid: list[str] | None = None
     ) -> Generator[Action, Any, Opened | Failure]:
-        hint = self.claimed.decode if self.claimed else None
-        decode = self.fleet.choose_decode(hint, avoid or [])
+        decode = self.decode
+        if decode is None or avoid or not self.fleet.decode[decode].healthy:
+            decode = self.fleet.choose_decode(tokens=self.size, avoid=avoid or [])
         if decode is None:
             return Failure(503, "unreachable")
-        self.report.decode = decode
+        self.report.decode = self.decode = decode
         body = legs.decode_body(
             self.request.endpoint,
             self.body,
@@ -554,8 +655,12 @@ class _Turn:
             prompt_ids=self.prompt_ids if self.retain else None,
             want_ids=self.retain,
         )
+        here = self.claimed is not None and self.claimed.decode == decode
         result: Opened | Failure = yield OpenDecode(
-            decode, body, self.report.prompt_tokens or _rough_length(self.body)
+            decode,
+            body,
+            self._decode_size(),
+            rank(self.claimed.engine_id) if here and self.claimed else None,
         )
         return result
 
@@ -581,28 +686,31 @@ class _Turn:
     def _handle(self, harvest: Harvest, blocked: float) -> tuple[Handle | None, str]:
         assert harvest.kv is not None
         block_size = self.fleet.decode[self.report.decode].block_size
-        if not self.retain or self.request.conversation is None:
+        if not self.retain:
             return None, "not_reusable"
-        if not self.prompt_ids or not match.are_ids(harvest.generated):
+        generated = match.packed(harvest.generated)
+        if not self.packed or generated is None:
             return None, "prompt_unknown"
         if reason := match.unproven(harvest.kv):
             return None, reason
         if not block_size or not match.covers(harvest.kv, block_size):
             return None, "block_size_unclear"
         held = match.retained(
-            self.prompt_ids,
-            harvest.generated,
+            self.packed,
+            generated,
             completion_tokens=harvest.completion_tokens,
             remote_num_tokens=harvest.kv.get("remote_num_tokens"),
         )
         if held.certain < max(1, self.policy.threshold):
             return None, "below_threshold"
         return (
-            Handle(
+            Handle.of(
+                harvest.kv,
                 scope=self.scope,
                 conversation=self.request.conversation,
                 decode=self.report.decode,
-                params=harvest.kv,
+                prefill=self.report.prefill,
+                turns=self.turns + 1,
                 held=held,
                 block_size=block_size,
                 deadline=self.clock() - blocked + self.policy.ttl,
@@ -615,10 +723,10 @@ class _Turn:
 
         A side call that shares the conversation's id is a branch and keeps its own.
         """
-        found: list[Handle] = yield Find(self.scope, handle.conversation)
+        tokens = handle.held.tokens
+        found: list[Found] = yield Find(self.scope, tokens, handle.conversation)
         for old in found:
-            shared = match.common_prefix(old.held.tokens, handle.held.tokens)
-            if shared >= old.held.certain:
+            if old.conversation == handle.conversation and old.equal >= old.certain:
                 taken: Handle | None = yield Take(old.id)
                 if taken is not None:
                     yield self._release_handle(taken, "superseded")
@@ -637,7 +745,7 @@ def _prompt_ids(answer: Mapping[str, Any]) -> list[int] | None:
     ids = answer.get("prompt_token_ids")
     if ids is None and (choices := legs.choices_of(answer)):
         ids = choices[0].get("prompt_token_ids")
-    return ids if match.are_ids(ids) else None
+    return ids if isinstance(ids, list) else None
 
 
 def _rough_length(body: Mapping[str, Any]) -> int:

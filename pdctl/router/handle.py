@@ -1,13 +1,19 @@
 """A handle: where decode keeps a finished turn, for whom, and until when."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+import orjson
 
 from pdctl.router.match import Retained
 
-_DP_SUFFIX = re.compile(r"_dp\d+$")
+_DP_SUFFIX = re.compile(r"_dp(\d+)$")
+# How long it takes until an unused handle is worth half as much as a fresh one.
+_HALF_LIFE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -26,44 +32,107 @@ class Scope:
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """What a request says about the conversation it belongs to. Hints only: tokens decide.
+
+    Attributes:
+        name: the client's own name for it; empty when it gave none.
+        anchor: digest of how the conversation begins; empty when it has no such beginning.
+    """
+
+    name: str = ""
+    anchor: str = ""
+
+    @property
+    def key(self) -> str:
+        """What names it in logs and for `DELETE`: the client's name, else its beginning."""
+        return self.name or (f"~{self.anchor}" if self.anchor else "")
+
+
+@dataclass(frozen=True)
 class Handle:
     """One finished turn that decode retains.
 
     Attributes:
-        params: `kv_transfer_params` as decode returned them.
+        raw: `kv_transfer_params` as decode returned them, in JSON: their block ids would take as
+            much memory as the tokens otherwise.
+        engine_id: the decode engine (and data-parallel rank) that holds the blocks.
         held: the tokens, and how many of them surely have KV.
         block_size: tokens in one of decode's KV blocks.
+        blocks: how many of them are pinned.
         deadline: router clock, seconds; from then on the handle is not offered any more. Made
             with the TTL that was in force when the turn finished.
+        prefill: the server that computed the prompt; its own prefix cache may have it.
+        turns: turns that the conversation has had, this one included.
     """
 
     scope: Scope
-    conversation: str
+    conversation: Conversation
     decode: str
-    params: Mapping[str, Any]
+    engine_id: str
+    request_id: str
+    raw: bytes
     held: Retained
     block_size: int
+    blocks: int
     deadline: float
+    prefill: str = ""
+    turns: int = 1
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any], **fields: Any) -> "Handle":
+        """From decode's parameters, which `is_handle` has let through."""
+        return cls(
+            engine_id=str(params["remote_engine_id"]),
+            request_id=str(params["remote_request_id"]),
+            raw=orjson.dumps(params),
+            blocks=sum(map(len, params["remote_block_ids"])),
+            **fields,
+        )
 
     @property
+    def params(self) -> dict[str, Any]:
+        """`kv_transfer_params`, read anew each time."""
+        return orjson.loads(self.raw)  # type: ignore[no-any-return]
+
+    @cached_property
     def id(self) -> str:
         """Unique among all engines and starts."""
-        return f"{self.engine_id}/{self.params['remote_request_id']}"
-
-    @property
-    def engine_id(self) -> str:
-        """The decode engine (and data-parallel rank) that holds the blocks."""
-        return str(self.params["remote_engine_id"])
+        return f"{self.engine_id}/{self.request_id}"
 
     @property
     def engine_start(self) -> str:
         """Names one start of a decode server: its ranks share it, a restart changes it."""
         return engine_start(self.engine_id)
 
+    @property
+    def pinned_tokens(self) -> int:
+        """Tokens for which decode has no room while this is retained."""
+        return self.blocks * self.block_size
+
+
+def worth(handle: Handle, kept_at: float) -> float:
+    """Orders handles by what is lost without them: tokens × chance that the next turn comes.
+
+    A conversation that came back before is likely to again; one that is long silent is not. By
+    the logarithm two handles keep their order as time passes, so that it can be stored.
+
+    Args:
+        kept_at: when it was kept; seconds, of a clock that all handles of a store share.
+    """
+    chance = handle.turns / (handle.turns + 2)
+    return math.log2(max(1, handle.held.certain) * chance) + kept_at / _HALF_LIFE_S
+
 
 def engine_start(engine_id: str) -> str:
     """The part of an engine id that all data-parallel ranks of one start share."""
     return _DP_SUFFIX.sub("", engine_id)
+
+
+def rank(engine_id: str) -> int | None:
+    """The data-parallel rank that an engine id names; None when there is but one."""
+    found = _DP_SUFFIX.search(engine_id)
+    return int(found.group(1)) if found else None
 
 
 REQUIRED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")

@@ -6,43 +6,44 @@ goes to prefill only for tokens that are equal, and only as far as their KV is k
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 
-def token_ids(ids: Sequence[int]) -> "array[int]":
-    """Ids in the compact form that handles keep.
+_ID_BYTES = 4
 
-    Raises:
-        OverflowError, TypeError: for anything that is not a non-negative 32-bit integer.
+
+def packed(ids: object) -> bytes | None:
+    """A list of ids in the compact form that handles keep: 4 bytes each, in native order.
+
+    None for anything that is not a list of non-negative 32-bit integers.
     """
-    return array("I", ids)
-
-
-def are_ids(value: object) -> TypeGuard[list[int]]:
-    """True for a list that `token_ids` takes."""
-    if not isinstance(value, list):
-        return False
+    if not isinstance(ids, list):
+        return None
     try:
-        token_ids(value)
+        return array("I", ids).tobytes()
     except (OverflowError, TypeError):
-        return False
-    return True
+        return None
 
 
-def common_prefix(left: "array[int]", right: "array[int]") -> int:
+def count(tokens: bytes) -> int:
+    """Number of packed ids."""
+    return len(tokens) // _ID_BYTES
+
+
+def common_prefix(left: bytes, right: bytes) -> int:
     """Number of leading ids that are equal. O(n) by memcmp, bisecting to the first difference."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
-        return high
+        return high // _ID_BYTES
     while high - low > 1:
         middle = (low + high) // 2
         if left[low:middle] == right[low:middle]:
             low = middle
         else:
             high = middle
-    return low
+    return low // _ID_BYTES
 
 
 @dataclass(frozen=True)
@@ -50,41 +51,40 @@ class Retained:
     """What decode holds after a turn, as far as it is certain.
 
     Attributes:
-        tokens: prompt ids followed by generated ids; prompt ids only when the generated ones
-            are not certain (their count differs from what the engine billed).
+        tokens: packed prompt ids followed by generated ids; prompt ids only when the generated
+            ones are not certain (their count differs from what the engine billed).
         certain: how many leading tokens surely have KV. The last generated token has none yet,
             so it is `len(prompt) + len(generated) - 1`, and never more than `remote_num_tokens`,
             which by itself can be too high (FACTS 10).
     """
 
-    tokens: "array[int]"
+    tokens: bytes
     certain: int
 
 
 def retained(
-    prompt: Sequence[int],
-    generated: Sequence[int],
+    prompt: bytes,
+    generated: bytes,
     *,
     completion_tokens: int | None,
     remote_num_tokens: int | None,
 ) -> Retained:
-    """What may be relied on from a finished turn's ids and the engine's own counts."""
-    prompt_ids = token_ids(prompt)
+    """What may be relied on from a finished turn's packed ids and the engine's own counts."""
     claimed = remote_num_tokens or 0
-    if completion_tokens is None or completion_tokens != len(generated):
+    if completion_tokens is None or completion_tokens != count(generated):
         # Parsers can hide ids (FACTS 10), so the positions after the prompt are unknown.
-        return Retained(prompt_ids, min(len(prompt_ids), claimed))
-    tokens = prompt_ids + token_ids(generated)
-    return Retained(tokens, min(len(tokens) - 1, claimed))
+        return Retained(prompt, min(count(prompt), claimed))
+    tokens = prompt + generated
+    return Retained(tokens, min(count(tokens) - 1, claimed))
 
 
-def reusable_tokens(held: Retained, prompt: "array[int]") -> int:
-    """Tokens of `prompt` that prefill may pull. Zero or more.
+def reusable_tokens(held: Retained, prompt: bytes) -> int:
+    """Tokens of a packed prompt that prefill may pull. Zero or more.
 
     One token is always left to compute: a request whose every token is there has nothing to run.
     """
     equal = common_prefix(held.tokens, prompt)
-    return max(0, min(equal, held.certain, len(prompt) - 1))
+    return max(0, min(equal, held.certain, count(prompt) - 1))
 
 
 def attachable(tokens: int, block_size: int) -> int:
@@ -95,6 +95,17 @@ def attachable(tokens: int, block_size: int) -> int:
     attached count which is no multiple of a block says for certain that blocks were pulled.
     """
     return tokens - 1 if tokens % block_size == 0 else tokens
+
+
+def worth_claiming(tokens: int, certain: int, *, own: bool) -> bool:
+    """Whether to use a handle of `certain` tokens up for `tokens` of them.
+
+    A handle is gone after its first use, but the turn's own handle then holds the shared part. So
+    what may be lost is the rest of it. In its own conversation that rest was most likely edited
+    away, unless it is by far the greater part: then this is a side call with the same system
+    prompt. Another conversation's handle is for that one, unless the prompt goes on from it.
+    """
+    return 4 * tokens >= certain if own else 10 * tokens >= 9 * certain
 
 
 def trim(params: Mapping[str, Any], tokens: int, block_size: int) -> dict[str, Any]:
@@ -133,7 +144,7 @@ def unproven(params: Mapping[str, Any]) -> str | None:
         return "no_blocks"
     if len(groups) != 1 or not isinstance(groups[0], list):
         return "several_kv_groups"
-    if not are_ids(groups[0]) or not are_ids([params.get("remote_num_tokens") or 0]):
+    if packed(groups[0]) is None or packed([params.get("remote_num_tokens") or 0]) is None:
         return "no_numbers"
     if params.get("dcp_size", 1) not in (None, 1) or params.get("pp_size", 1) not in (None, 1):
         return "context_or_pipeline_parallel"

@@ -9,29 +9,77 @@ CLAIMED ones are not in the store any more; what became of them is only counted.
 never used nor released again, since prefill may still be reading.
 """
 
-from collections import OrderedDict
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from pdctl.router.handle import Handle, Scope
+from pdctl.router.handle import Conversation, Handle, Scope
+
+
+@dataclass(frozen=True)
+class Found:
+    """A FREE handle that a prompt might use, without its tokens.
+
+    Attributes:
+        equal: leading tokens of the prompt that it holds, as far as the store can tell.
+        length: tokens it holds, certain or not.
+        deadline: router clock, seconds.
+    """
+
+    id: str
+    conversation: Conversation
+    decode: str
+    engine_start: str
+    prefill: str
+    certain: int
+    length: int
+    block_size: int
+    turns: int
+    deadline: float
+    equal: int
+
+
+class Total(NamedTuple):
+    """What is kept of one decode server.
+
+    Attributes:
+        tokens: certain tokens of its handles.
+        pinned: tokens for which it has no room meanwhile.
+    """
+
+    handles: int = 0
+    tokens: int = 0
+    pinned: int = 0
 
 
 class HandleStore(Protocol):
-    """The handles that are FREE. All methods may wait on a network."""
+    """The handles that are FREE. All methods may wait on a network, and none of them raises."""
 
     async def put(self, handle: Handle) -> list[Handle]:
         """Keep a handle. Returns those that had to go for it and should be released."""
         ...
 
-    async def find(self, scope: Scope, conversation: str) -> list[Handle]:
-        """FREE handles of a conversation, newest first."""
+    async def knows(self, scope: Scope, conversation: Conversation) -> bool:
+        """Whether a handle of this name or this beginning is there, so that a look is worth it."""
+        ...
+
+    async def find(self, scope: Scope, prompt: bytes, conversation: Conversation) -> list[Found]:
+        """Some FREE handles for a packed prompt: the longest common prefixes, and namesakes."""
         ...
 
     async def take(self, handle_id: str) -> Handle | None:
         """Move one handle out of FREE. None when somebody else was first, or it is gone."""
         ...
 
-    async def take_conversation(self, tenant: str, conversation: str) -> list[Handle]:
+    async def take_conversation(self, tenant: str, key: str) -> list[Handle]:
         """Take all handles of a conversation, whatever their model."""
+        ...
+
+    async def take_least(self, decode: str, tokens: int) -> list[Handle]:
+        """Take the least worthy handles of a decode server, until `tokens` pinned ones are free."""
+        ...
+
+    async def take_all(self, tenant: str | None = None) -> list[Handle]:
+        """Take every handle, or every one of a tenant."""
         ...
 
     async def take_expired(self, now: float) -> list[Handle]:
@@ -42,81 +90,10 @@ class HandleStore(Protocol):
         """Drop the handles of a decode server but those of `keep_start`. Returns how many."""
         ...
 
-    async def totals(self) -> dict[str, tuple[int, int]]:
-        """By decode URL: number of handles, and of certain tokens they hold."""
+    async def totals(self) -> dict[str, Total]:
+        """By decode URL."""
         ...
 
-
-class MemoryStore:
-    """Handles in this process. Bounded by handles in all and by branches of a conversation."""
-
-    def __init__(self, *, max_handles: int = 100_000, max_branches: int = 4) -> None:
-        self._handles: OrderedDict[str, Handle] = OrderedDict()
-        self._by_conversation: dict[tuple[str, str], list[str]] = {}
-        self._max_handles = max_handles
-        self._max_branches = max_branches
-
-    async def put(self, handle: Handle) -> list[Handle]:
-        """Keep a handle; the oldest branch, or the oldest of all, goes when a bound is met."""
-        # An engine that names two turns alike has only the later one.
-        self._remove(handle.id)
-        self._handles[handle.id] = handle
-        branches = self._by_conversation.setdefault(_key(handle), [])
-        branches.append(handle.id)
-        evicted = []
-        if len(branches) > self._max_branches:
-            evicted.append(branches[0])
-        if len(self._handles) > self._max_handles:
-            evicted.append(next(iter(self._handles)))
-        return [gone for gone in map(self._remove, evicted) if gone is not None]
-
-    async def find(self, scope: Scope, conversation: str) -> list[Handle]:
-        """FREE handles of the conversation in this very scope, newest first."""
-        ids = self._by_conversation.get((scope.tenant, conversation), [])
-        found = [self._handles[handle_id] for handle_id in reversed(ids)]
-        return [handle for handle in found if handle.scope == scope]
-
-    async def take(self, handle_id: str) -> Handle | None:
-        """Atomic, since nothing in it waits."""
-        return self._remove(handle_id)
-
-    async def take_conversation(self, tenant: str, conversation: str) -> list[Handle]:
-        """All branches of the conversation."""
-        ids = list(self._by_conversation.get((tenant, conversation), []))
-        return [gone for gone in map(self._remove, ids) if gone is not None]
-
-    async def take_expired(self, now: float) -> list[Handle]:
-        """Those past their deadline."""
-        ids = [handle.id for handle in self._handles.values() if handle.deadline <= now]
-        return [gone for gone in map(self._remove, ids) if gone is not None]
-
-    async def forget_engine(self, decode: str, keep_start: str | None = None) -> int:
-        """Handles to a dead engine start are worth nothing and cannot be released."""
-        ids = [
-            handle.id
-            for handle in self._handles.values()
-            if handle.decode == decode and handle.engine_start != keep_start
-        ]
-        return sum(self._remove(handle_id) is not None for handle_id in ids)
-
-    async def totals(self) -> dict[str, tuple[int, int]]:
-        """Counted when asked; a scrape is rare."""
-        totals: dict[str, tuple[int, int]] = {}
-        for handle in self._handles.values():
-            count, tokens = totals.get(handle.decode, (0, 0))
-            totals[handle.decode] = (count + 1, tokens + handle.held.certain)
-        return totals
-
-    def _remove(self, handle_id: str) -> Handle | None:
-        handle = self._handles.pop(handle_id, None)
-        if handle is not None:
-            key = _key(handle)
-            branches = self._by_conversation[key]
-            branches.remove(handle_id)
-            if not branches:
-                del self._by_conversation[key]
-        return handle
-
-
-def _key(handle: Handle) -> tuple[str, str]:
-    return handle.scope.tenant, handle.conversation
+    async def close(self) -> None:
+        """Give connections back; the handles stay where they are."""
+        ...
