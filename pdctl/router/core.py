@@ -461,7 +461,7 @@ class _Turn:
             self.report.reason = "prefill_failed_with_handle"
             return None
         yield Settle(handle, "consumed", "read")
-        self.fleet.reuse_worked(prefill, handle.decode, handle.engine_start)
+        self.fleet.reuse_worked(prefill, handle.decode, handle.engine_start, self.clock())
         if _prompt_ids(result.json) != self.prompt_ids:
             yield from self._distrust()
             return None
@@ -543,7 +543,7 @@ class _Turn:
         self, kv: dict[str, Any] | None, avoid: list[str] | None = None
     ) -> Generator[Action, Any, Opened | Failure]:
         hint = self.claimed.decode if self.claimed else None
-        decode = self.fleet.choose_decode(hint, avoid or [])
+        decode = self.fleet.choose_decode(hint=hint, avoid=avoid or [])
         if decode is None:
             return Failure(503, "unreachable")
         self.report.decode = decode
