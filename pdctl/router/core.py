@@ -9,7 +9,7 @@ the client hears anything; nothing is retried once decode has begun to answer.
 """
 
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from pdctl.router.eligible import Endpoint, judge, render_request, shape
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Conversation, Handle, Scope, is_handle, rank
 from pdctl.router.legs import ClientWants, Harvest
-from pdctl.router.prefixes import PrefixKeys
+from pdctl.router.prefixes import Key
 from pdctl.router.store import Found
 
 # Tokens of an answer whose length the client does not limit, and the most that is reserved.
@@ -45,7 +45,7 @@ class TurnRequest:
     tenant: str
     conversation: Conversation
     request_id: str
-    keys: PrefixKeys = ()
+    keys: Sequence[Key] = ()
 
 
 @dataclass
@@ -421,23 +421,25 @@ class _Turn:
     def _first_leg(self) -> Generator[Action, Any, dict[str, Any] | None]:
         """Returns what decode needs to pull; None when decode shall do it all."""
         found = yield from self._candidates()
-        prefill = yield from self._claim(found)
-        hint = self.claimed.decode if self.claimed else None
+        prefill = (yield from self._claim(found)) or self._cold_choice([])
         self.decode = self.fleet.choose_decode(
-            hint=hint, held=self.claimed.held.certain if self.claimed else 0, tokens=self.size
+            hint=self.claimed.decode if self.claimed else None,
+            held=self.claimed.held.certain if self.claimed else 0,
+            tokens=self.size,
+            prefill=prefill,
         )
         if self.decode is not None:
             yield MakeRoom(self.decode, self._decode_size())
-        if self.claimed is None:
-            return (yield from self._cold_prefill())
-        answer = yield from self._reusing_prefill(prefill)
+        if self.claimed is None or prefill is None:
+            return (yield from self._cold_prefill(prefill))
+        answer = yield from self._reusing_prefill(self.claimed, prefill)
         if answer is None:
             return (yield from self._cold_prefill())
         return self._accept(answer, prefill)
 
     def _candidates(self) -> Generator[Action, Any, list[Found]]:
         """What might be reused, best first."""
-        if not self.retain:
+        if not self.retain or self._cold_choice([]) is None:
             return []
         if not (yield Know(self.scope, self.request.conversation)):
             return []
@@ -446,6 +448,7 @@ class _Turn:
             self.report.reason = "prompt_not_rendered"
             return []
         self.prompt_ids, self.packed, self.size = ids, prompt, len(ids)
+        self.known = self.fleet.prefixes.known(self.request.keys, len(ids))
         found: list[Found] = yield Find(self.scope, prompt, self.request.conversation)
         for one in found:
             if one.prefill:
@@ -473,18 +476,29 @@ class _Turn:
         for one in found:
             reason, prefill = self._judge(one)
             if not reason:
-                taken: Handle | None = yield Take(one.id)
-                if taken is not None:
-                    # By its very tokens: what the store said was only where to look.
-                    if self._attachable(taken) >= max(1, self.policy.threshold):
-                        self.claimed, self.turns = taken, taken.turns
-                        return prefill
-                    yield Keep(taken)
-                reason = "taken" if taken is None else "diverged"
+                reason = yield from self._take(one, prefill)
+            if not reason:
+                return prefill
             reasons.append(reason)
         if reasons:
             self.report.reason = reasons[0]
         return ""
+
+    def _take(self, one: Found, prefill: str) -> Generator[Action, Any, str]:
+        """Claim a handle. Returns why that failed, or nothing."""
+        now = self.clock()
+        if refused := self.fleet.reuse_starts(prefill, one.decode, one.engine_start, now):
+            return refused
+        taken: Handle | None = yield Take(one.id)
+        # By its very tokens: what the store said was only where to look.
+        if taken is not None and self._attachable(taken) >= max(1, self.policy.threshold):
+            self.claimed, self.turns = taken, taken.turns
+            return ""
+        self.fleet.reuse_dropped(prefill, one.decode, one.engine_start, self.clock())
+        if taken is None:
+            return "taken"
+        yield Keep(taken)
+        return "diverged"
 
     def _judge(self, one: Found) -> tuple[str, str]:
         """Why this handle may not be used, or the prefill server to use it on."""
@@ -525,10 +539,10 @@ class _Turn:
 
     # Stage 3: prefill, with the handle, and without it if that fails.
 
-    def _reusing_prefill(self, prefill: str) -> Generator[Action, Any, Answer | None]:
+    def _reusing_prefill(
+        self, handle: Handle, prefill: str
+    ) -> Generator[Action, Any, Answer | None]:
         """Prefill with the claimed handle; None when it has to be done again without it."""
-        handle = self.claimed
-        assert handle is not None
         assert self.prompt_ids is not None
         tokens = self._attachable(handle)
         self.report.attached_tokens = tokens
@@ -546,6 +560,7 @@ class _Turn:
         )
         if isinstance(result, Failure) and result.refused:
             # Refused before the engine saw it: the handle is as good as before.
+            self.fleet.reuse_dropped(prefill, handle.decode, handle.engine_start, self.clock())
             yield Keep(handle)
             self.claimed = None
             return None
@@ -556,7 +571,7 @@ class _Turn:
             self.report.reason = "prefill_failed_with_handle"
             return None
         yield Settle(handle, "consumed", "read")
-        self.fleet.reuse_worked(prefill, handle.decode, handle.engine_start)
+        self.fleet.reuse_worked(prefill, handle.decode, handle.engine_start, self.clock())
         if _prompt_ids(result.json) != self.prompt_ids:
             yield from self._distrust()
             return None
@@ -573,13 +588,20 @@ class _Turn:
         self.cold_salt = f"pdctl-cold-{self.request.request_id}"
         yield Alarm("prompt_mismatch", f"/tokenize and prefill disagree for {self.shape}")
 
-    def _cold_prefill(self) -> Generator[Action, Any, dict[str, Any] | None]:
-        """Prefill without a handle, on another server if the first fails."""
+    def _cold_prefill(
+        self, first: str | None = None
+    ) -> Generator[Action, Any, dict[str, Any] | None]:
+        """Prefill without a handle, on another server if the first fails.
+
+        Args:
+            first: the server that was chosen already.
+        """
         if self.report.outcome != "OFF":
             self.report.outcome = "MISS"
         self.report.reused_tokens = 0
         tried: list[str] = []
-        while len(tried) < 2 and (prefill := self._cold_choice(tried)) is not None:
+        while len(tried) < 2 and (prefill := first or self._cold_choice(tried)) is not None:
+            first = None
             tried.append(prefill)
             body = legs.prefill_body(self.request.endpoint, self.body, legs.FIRST_TURN)
             if self.cold_salt:
@@ -644,7 +666,9 @@ class _Turn:
     ) -> Generator[Action, Any, Opened | Failure]:
         decode = self.decode
         if decode is None or avoid or not self.fleet.decode[decode].healthy:
-            decode = self.fleet.choose_decode(tokens=self.size, avoid=avoid or [])
+            decode = self.fleet.choose_decode(
+                tokens=self.size, prefill=self.report.prefill or None, avoid=avoid or []
+            )
         if decode is None:
             return Failure(503, "unreachable")
         self.report.decode = self.decode = decode

@@ -15,7 +15,7 @@ from pdctl.base.explain import REQUEST_ID_HEADER, TURN_HEADER, TurnExplanation
 from pdctl.base.sse import SseSplitter, event_of
 from pdctl.base.words import one_line
 from pdctl.config.model import RouterLimits
-from pdctl.router import legs, match
+from pdctl.router import legs, retention
 from pdctl.router.core import (
     Action,
     Alarm,
@@ -24,6 +24,8 @@ from pdctl.router.core import (
     Find,
     Finish,
     Keep,
+    Know,
+    MakeRoom,
     OpenDecode,
     Opened,
     Prefill,
@@ -41,7 +43,7 @@ from pdctl.router.engines import Engines
 from pdctl.router.fleet import Engine, Fleet
 from pdctl.router.handle import Handle, is_handle
 from pdctl.router.metrics import RouterMetrics
-from pdctl.router.store import HandleStore
+from pdctl.router.store import HandleStore, Total
 
 log = logging.getLogger("pdctl.router")
 
@@ -197,14 +199,19 @@ class Driver:
     async def _perform(self, action: Action) -> Any:  # noqa: C901 - one line a kind of action
         shared = self._shared
         match action:
+            case Know():
+                return await shared.store.knows(action.scope, action.conversation)
             case Find():
-                return await shared.store.find(action.scope, action.conversation)
+                return await shared.store.find(action.scope, action.prompt, action.conversation)
             case Render():
                 return await self._render(action)
             case Take():
                 return await shared.store.take(action.handle_id)
             case Settle():
                 return self._settle(action)
+            case MakeRoom():
+                self._charge(action.decode, action.tokens)
+                return await make_room(shared, action.decode)
             case Prefill():
                 return await self._prefill(action)
             case OpenDecode():
@@ -229,15 +236,15 @@ class Driver:
 
     async def _render(self, action: Render) -> list[int] | None:
         answer = await self._shared.engines.post_json(
-            f"{action.url}/tokenize",
+            f"{action.url}{action.path}",
             action.body,
             limit=self._shared.limits.tokenize,
             headers=self._headers,
         )
         if isinstance(answer, Failure):
             return None
-        tokens = answer.json.get("tokens")
-        return tokens if match.are_ids(tokens) else None
+        ids = answer.json.get("tokens" if action.path == "/tokenize" else "token_ids")
+        return ids if isinstance(ids, list) else None
 
     async def _prefill(self, action: Prefill) -> Answer | Failure:
         work = self._prefill_call(action)
@@ -275,7 +282,7 @@ class Driver:
     async def _open_decode(self, action: OpenDecode) -> Opened | Failure:
         limits = self._shared.limits
         streams = legs.is_true(action.body.get("stream"))
-        self._charge(action.url, action.prompt_tokens)
+        self._charge(action.url, action.tokens)
         opening = self._shared.background.run(self._first_of_decode(action))
         try:
             limit = limits.first_byte if streams else limits.total
@@ -321,7 +328,9 @@ class Driver:
     async def _first_of_decode(self, action: OpenDecode) -> Opened | Failure:
         url = f"{action.url}{self._path}"
         try:
-            upstream = await self._shared.engines.open(url, action.body, self._headers)
+            upstream = await self._shared.engines.open(
+                url, action.body, self._decode_headers(action)
+            )
         except (aiohttp.ClientError, TimeoutError, OSError):
             return Failure(0, "unreachable", url=action.url)
         self._upstream = upstream
@@ -331,6 +340,11 @@ class Driver:
             return await self._whole_answer(action.url, upstream)
         except (aiohttp.ClientError, OSError):
             return Failure(0, "unreachable", url=action.url)
+
+    def _decode_headers(self, action: OpenDecode) -> dict[str, str]:
+        if action.rank is None:
+            return self._headers
+        return {**self._headers, "X-data-parallel-rank": str(action.rank)}
 
     async def _first_event(self, url: str, upstream: aiohttp.ClientResponse) -> Opened | Failure:
         """Read as far as the first word: an engine that failed says so there, under a 200.
@@ -495,7 +509,7 @@ class Driver:
             level,
             "[%s] handle %s %s (%s)",
             self._request_id,
-            action.handle.params["remote_request_id"],
+            action.handle.request_id,
             action.outcome,
             action.reason,
         )
@@ -505,11 +519,12 @@ class Driver:
         evicted = await self._shared.store.put(handle)
         log.info(
             "conv=%s: cached D blocks (remote_request_id=%s, blocks=%d, tokens=%d)",
-            one_line(handle.conversation),
-            handle.params["remote_request_id"],
-            len(handle.params["remote_block_ids"][0]),
+            one_line(handle.conversation.key),
+            handle.request_id,
+            handle.blocks,
             handle.held.certain,
         )
+        await make_room(self._shared, handle.decode)
         return evicted
 
 
@@ -535,6 +550,23 @@ async def note_start(shared: Shared, handle: Handle) -> None:
         if known is not None:
             gone = await shared.store.forget_engine(handle.decode, handle.engine_start)
             log.warning("%s was restarted: %d handles forgotten", handle.decode, gone)
+
+
+async def make_room(shared: Shared, decode: str) -> None:
+    """Give back what is least worth, as far as decode has no room for what is there or coming."""
+    engine = shared.fleet.decode[decode]
+    totals = (await shared.store.totals()).get(decode, Total())
+    engine.retained = totals.pinned
+    missing = retention.shortfall(
+        engine.capacity_tokens, totals.pinned, engine.outstanding, engine.others
+    )
+    if missing <= 0:
+        return
+    for handle in await shared.store.take_least(decode, missing):
+        prefill = shared.fleet.choose_prefill() or ""
+        params = handle.params
+        action = Release(prefill, decode, handle.scope.model, params, "pressure")
+        shared.background.run(release(shared, action, {}))
 
 
 async def release(shared: Shared, action: Release, headers: dict[str, str]) -> None:

@@ -1,8 +1,9 @@
-"""Which requests may reuse, decided from the request alone. Pure.
+"""Which requests may reuse, and how their prompt's ids are asked for. Pure.
 
-An allow-list: the router matches on the ids that `/tokenize` gives, so every field that could
-change the prompt must be one that `/tokenize` takes and treats alike (FACTS 10). Unknown fields
-pass through to the engines untouched, but their requests run cold.
+Where prefill renders a chat for others (`/v1/chat/completions/render`), it is given the request as
+it is. Else `/tokenize` has to do, and there is an allow-list: every field that could change the
+prompt must be one that `/tokenize` takes and treats alike (FACTS 10). Other fields pass through to
+the engines untouched, but their requests run cold.
 """
 
 from collections.abc import Mapping
@@ -68,22 +69,29 @@ class Verdict:
 ELIGIBLE = Verdict(True)
 
 
-def judge(endpoint: Endpoint, body: Mapping[str, Any]) -> Verdict:
+def judge(endpoint: Endpoint, body: Mapping[str, Any], *, renders: bool = False) -> Verdict:
     """Decide from the request's fields.
+
+    Args:
+        renders: chats are rendered from the whole request, so no field of it can be missed.
 
     The reason is one of a small set of words, fit for a metric's label.
     """
     for name, allowed in _ONLY_VALUES.items():
         if body.get(name) not in allowed:
             return Verdict(False, f"excluded_{name}")
+    if not (renders and endpoint == CHAT) and (reason := _lost_by_tokenize(endpoint, body)):
+        return Verdict(False, reason)
+    return _judge_chat(body) if endpoint == CHAT else _judge_completion(body)
+
+
+def _lost_by_tokenize(endpoint: Endpoint, body: Mapping[str, Any]) -> str | None:
     for name, allowed in _HARMLESS_VALUES.items():
         if name in body and body[name] is not None and body[name] not in allowed:
-            return Verdict(False, f"excluded_{name}")
+            return f"excluded_{name}"
     fields = _CHAT_FIELDS if endpoint == CHAT else _COMPLETION_FIELDS
     known = fields | _ONLY_VALUES.keys() | _HARMLESS_VALUES.keys()
-    if not body.keys() <= known:
-        return Verdict(False, "excluded_unknown_field")
-    return _judge_chat(body) if endpoint == CHAT else _judge_completion(body)
+    return None if body.keys() <= known else "excluded_unknown_field"
 
 
 def _judge_chat(body: Mapping[str, Any]) -> Verdict:
@@ -119,8 +127,15 @@ def _is_id(item: object) -> bool:
     return type(item) is int and 0 <= item < 2**32
 
 
-def tokenize_body(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The `/tokenize` request that renders what `body` would."""
+def render_request(
+    endpoint: Endpoint, body: Mapping[str, Any], *, renders: bool
+) -> tuple[str, dict[str, Any]]:
+    """Path and body that give the ids of the prompt of `body`.
+
+    A completion is rendered from two fields, which `/tokenize` has too.
+    """
+    if endpoint == CHAT and renders:
+        return f"{CHAT}/render", {**body, "stream": False, "stream_options": None}
     if endpoint == CHAT:
         names = {"model", *_CHAT_RENDERED}
     else:
@@ -128,7 +143,7 @@ def tokenize_body(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]
     rendered = {name: body[name] for name in names if body.get(name) is not None}
     if endpoint == CHAT:
         rendered["messages"] = [_as_chat_reads(message) for message in body["messages"]]
-    return rendered
+    return "/tokenize", rendered
 
 
 def _as_chat_reads(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,10 +4,13 @@ Health says whether an engine gets requests; a pair's verdict says whether handl
 them. Both change by what the shell reports, never by a clock of their own.
 """
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from pdctl.router.prefixes import PrefixMap
 
 EngineRole = Literal["prefill", "decode"]
 Verdict = Literal["unknown", "ok", "no_reuse"]
@@ -17,6 +20,16 @@ _REFUSAL_NOTIFIES = 32
 
 _FIRST_PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 60.0
+# A trial whose outcome nobody tells (its client left) keeps others away no longer than this.
+_TRIAL_S = 120.0
+
+# A conversation moves when that saves waiting for this many times the tokens it would have to
+# bring along.
+_LOYALTY = 2
+# Less load than this is not worth moving for, whatever a conversation holds.
+_SLACK_TOKENS = 2048
+# Room of a decode server that does not say how much it has.
+_USUAL_ROOM = 1_000_000
 
 
 @dataclass
@@ -25,9 +38,16 @@ class Engine:
 
     Attributes:
         block_size: tokens in a KV block, None until read from its metrics.
+        capacity_tokens: tokens that its KV blocks can hold, over all data-parallel ranks.
+        kv_usage: share of its KV blocks in use, 0 to 1, of the fullest rank.
+        waiting: requests that wait for blocks or a place there.
+        others: tokens held there by what this router does not know of.
         start: what changes when it restarts, None while unknown.
-        outstanding: prompt tokens of the requests that are there now.
+        renders: it gives the ids of a chat as its own rendering makes them.
+        outstanding: tokens of the requests that are there now.
+        retained: tokens of the handles kept on it.
         silent: looks in a row at which it did not answer in time.
+        chosen: number of the last choice that fell on it.
     """
 
     url: str
@@ -35,10 +55,32 @@ class Engine:
     healthy: bool = False
     why: str = "not asked yet"
     block_size: int | None = None
+    capacity_tokens: int | None = None
+    kv_usage: float | None = None
+    waiting: int | None = None
+    others: int = 0
     start: str | None = None
     version: str | None = None
+    renders: bool = False
     outstanding: int = 0
+    retained: int = 0
     silent: int = 0
+    chosen: int = 0
+
+
+@dataclass
+class Pause:
+    """A breaker that is open, or half-open while one request tries.
+
+    Attributes:
+        until: until when no handle is offered; router clock.
+        length: seconds that it was, or will be, closed for.
+        trying: one request tries whether the pair works again.
+    """
+
+    until: float
+    length: float
+    trying: bool = False
 
 
 @dataclass
@@ -50,8 +92,8 @@ class Pair:
         verdict: whether decode's blocks can be pulled back, by the probe.
         why: the reason for a verdict that is not ok.
         final: only a restart of an engine can change the verdict.
-        pauses: breaker by decode engine start: until when no handle is offered, and how long
-            the next pause will be.
+        quarantined: it gave wrong answers; a probe cannot see that, so it is left alone longer.
+        pauses: breaker by decode engine start.
     """
 
     prefill: str
@@ -60,7 +102,13 @@ class Pair:
     verdict: Verdict = "unknown"
     why: str = "not probed yet"
     final: bool = False
-    pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
+    quarantined: bool = False
+    pauses: dict[str, Pause] = field(default_factory=dict)
+
+    @property
+    def broken(self) -> bool:
+        """True when a probe saw that prefill's blocks do not even reach decode."""
+        return self.verdict == "no_reuse" and not self.moves_kv
 
 
 class Fleet:
@@ -71,6 +119,8 @@ class Fleet:
         self.decode = {url: Engine(url, "decode") for url in decode}
         self.pairs = {(p, d): Pair(p, d) for p in self.prefill for d in self.decode}
         self.decode_starts: dict[str, str] = {}
+        self.prefixes = PrefixMap()
+        self._choices = itertools.count(1)
 
     def engines(self) -> list[Engine]:
         """Prefill servers, then decode servers."""
@@ -97,15 +147,69 @@ class Fleet:
             self._reset_pairs(url)
         return was
 
-    def choose_prefill(self, avoid: Iterable[str] = ()) -> str | None:
-        """The healthy prefill server with the fewest outstanding tokens."""
-        return _least(self.prefill, avoid)
+    def choose_prefill(
+        self,
+        *,
+        tokens: int = 0,
+        known: Mapping[str, int] | None = None,
+        avoid: Iterable[str] = (),
+    ) -> str | None:
+        """The prefill server that will be done first with a prompt.
 
-    def choose_decode(self, hint: str | None = None, avoid: Iterable[str] = ()) -> str | None:
-        """The conversation's own decode server if healthy, else the least loaded."""
-        if hint in self.decode and self.decode[hint].healthy and hint not in avoid:
-            return hint
-        return _least(self.decode, avoid)
+        Args:
+            tokens: length of the prompt.
+            known: tokens of its beginning that each server's prefix cache may have.
+            avoid: servers that shall not be chosen.
+        """
+        candidates = _candidates(self.prefill, avoid)
+        working = [e for e in candidates if not self._broken_everywhere(e.url)] or candidates
+        had = known or {}
+        return self._pick(
+            working, lambda e: e.outstanding + tokens - min(tokens, had.get(e.url, 0))
+        )
+
+    def choose_decode(
+        self,
+        *,
+        hint: str | None = None,
+        held: int = 0,
+        tokens: int = 0,
+        prefill: str | None = None,
+        avoid: Iterable[str] = (),
+    ) -> str | None:
+        """The conversation's own decode server unless it is clearly overloaded, else the freest.
+
+        Args:
+            hint: the server that has the conversation.
+            held: tokens of the conversation that it holds.
+            tokens: length of the prompt.
+            prefill: whose blocks it shall get; where those were seen not to arrive is the last
+                choice.
+            avoid: servers that shall not be chosen.
+        """
+        candidates = _candidates(self.decode, avoid)
+        if prefill is not None:
+            reached = [e for e in candidates if not self.pairs[(prefill, e.url)].broken]
+            candidates = reached or candidates
+        own = next((e for e in candidates if e.url == hint), None)
+        if own is not None:
+            least = min(_queue(e, tokens) for e in candidates)
+            worth = max(_LOYALTY * max(held, tokens), _SLACK_TOKENS)
+            if _queue(own, tokens) - least <= worth:
+                return self._pick([own], lambda _: 0)
+        return self._pick(candidates, lambda e: _load(e, tokens))
+
+    def _pick(self, candidates: Collection[Engine], cost: Callable[[Engine], float]) -> str | None:
+        """The cheapest; among equals the one that was not chosen for longest."""
+        if not candidates:
+            return None
+        best = min(candidates, key=lambda engine: (cost(engine), engine.chosen))
+        best.chosen = next(self._choices)
+        return best.url
+
+    def _broken_everywhere(self, prefill: str) -> bool:
+        pairs = [self.pairs[(prefill, e.url)] for e in self.decode.values() if e.healthy]
+        return bool(pairs) and all(pair.broken for pair in pairs)
 
     def reuse_refused(self, prefill: str, decode: str, start: str, now: float) -> str | None:
         """Why no handle of this decode start may go to this prefill server; None if it may."""
@@ -114,18 +218,50 @@ class Fleet:
             return "unknown_decode"
         if pair.verdict != "ok":
             return "pair_not_proven"
-        until, _ = pair.pauses.get(start, (0.0, 0.0))
-        return "pair_paused" if now < until else None
+        pause = pair.pauses.get(start)
+        return "pair_paused" if pause is not None and now < pause.until else None
+
+    def reuse_starts(self, prefill: str, decode: str, start: str, now: float) -> str | None:
+        """`reuse_refused`, said just before a handle is claimed.
+
+        After a pause the first who asks is the trial: all others are refused until
+        `reuse_worked`, `reuse_failed` or `reuse_dropped` tells how it went.
+        """
+        refused = self.reuse_refused(prefill, decode, start, now)
+        pause = None if refused else self.pairs[(prefill, decode)].pauses.get(start)
+        if pause is not None:
+            pause.until, pause.trying = now + _TRIAL_S, True
+        return refused
+
+    def reuse_dropped(self, prefill: str, decode: str, start: str, now: float) -> None:
+        """What `reuse_starts` allowed did not take place: the next request may try."""
+        pause = self.pairs[(prefill, decode)].pauses.get(start)
+        if pause is not None and pause.trying:
+            pause.until, pause.trying = now, False
 
     def reuse_failed(self, prefill: str, decode: str, start: str, now: float) -> None:
         """A pull failed: pause this pair, twice as long each time."""
-        pair = self.pairs[(prefill, decode)]
-        _, length = pair.pauses.get(start, (0.0, _FIRST_PAUSE_S))
-        pair.pauses[start] = (now + length, min(2 * length, _LONGEST_PAUSE_S))
+        pauses = self.pairs[(prefill, decode)].pauses
+        pause = pauses.get(start)
+        if pause is None:
+            pauses[start] = Pause(now + _FIRST_PAUSE_S, _FIRST_PAUSE_S)
+        elif pause.trying or now >= pause.until:
+            length = min(2 * pause.length, _LONGEST_PAUSE_S)
+            pauses[start] = Pause(now + length, length)
+        # Else it began before the pause, and says nothing new.
 
-    def reuse_worked(self, prefill: str, decode: str, start: str) -> None:
+    def reuse_worked(self, prefill: str, decode: str, start: str, now: float) -> None:
         """A pull worked: the next failure starts with the short pause again."""
-        self.pairs[(prefill, decode)].pauses.pop(start, None)
+        pauses = self.pairs[(prefill, decode)].pauses
+        pause = pauses.get(start)
+        # One that began before the pause does not end it; the trial does.
+        if pause is not None and (pause.trying or now >= pause.until):
+            del pauses[start]
+
+    def quarantine(self, prefill: str, decode: str, why: str) -> None:
+        """No reuse between these two until a restart, or for a long time: answers were wrong."""
+        pair = self.pairs[(prefill, decode)]
+        pair.verdict, pair.why, pair.quarantined = "no_reuse", why, True
 
     def releases_by_refusal(self, prefill: str, decode: str) -> bool:
         """Whether a request that prefill refuses frees a handle: it must know decode already."""
@@ -163,9 +299,19 @@ class Fleet:
                 self.pairs[key] = Pair(pair.prefill, pair.decode)
 
 
-def _least(engines: dict[str, Engine], avoid: Iterable[str]) -> str | None:
+def _candidates(engines: Mapping[str, Engine], avoid: Iterable[str]) -> list[Engine]:
     shunned = set(avoid)
-    healthy = [e for e in engines.values() if e.healthy and e.url not in shunned]
-    if not healthy:
-        return None
-    return min(healthy, key=lambda engine: engine.outstanding).url
+    return [e for e in engines.values() if e.healthy and e.url not in shunned]
+
+
+def _queue(engine: Engine, tokens: int) -> int:
+    """Tokens before a new request: those of this router, and of others as far as they wait."""
+    return engine.outstanding + (engine.waiting or 0) * tokens
+
+
+def _load(engine: Engine, tokens: int) -> float:
+    """Work for the room there is: what is retained takes room, but no time."""
+    capacity = engine.capacity_tokens or _USUAL_ROOM
+    # Some room can always be made, by letting go of what is retained.
+    room = max(capacity - engine.retained, capacity / 20)
+    return (_queue(engine, tokens) + max(tokens, 1)) / room

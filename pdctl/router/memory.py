@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from pdctl.router import match
 from pdctl.router.handle import Conversation, Handle, Scope, worth
 from pdctl.router.store import Found, Total
 
@@ -75,7 +74,7 @@ class MemoryStore:
         ids = self._by_key.get((scope.tenant, conversation.key), {})
         own = [self._handles[handle_id] for handle_id in islice(reversed(ids), _NAMESAKES)]
         unique = {h.id: h for h in [*near, *own] if h.scope == scope}
-        return [_found(handle, prompt) for handle in unique.values()]
+        return [Found.of(handle, prompt) for handle in unique.values()]
 
     async def take(self, handle_id: str) -> Handle | None:
         """Atomic, since nothing in it waits."""
@@ -209,19 +208,3 @@ class MemoryStore:
 
 def _size(handle: Handle) -> int:
     return len(handle.held.tokens) + len(handle.raw) + _OVERHEAD_BYTES
-
-
-def _found(handle: Handle, prompt: bytes) -> Found:
-    return Found(
-        id=handle.id,
-        conversation=handle.conversation,
-        decode=handle.decode,
-        engine_start=handle.engine_start,
-        prefill=handle.prefill,
-        certain=handle.held.certain,
-        length=match.count(handle.held.tokens),
-        block_size=handle.block_size,
-        turns=handle.turns,
-        deadline=handle.deadline,
-        equal=match.common_prefix(handle.held.tokens, prompt),
-    )

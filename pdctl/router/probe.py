@@ -23,6 +23,7 @@ from pdctl.router.driver import Shared
 from pdctl.router.fleet import Engine, Pair
 from pdctl.router.handle import is_handle
 from pdctl.router.legs import FIRST_TURN, count_of
+from pdctl.router.store import Total
 
 log = logging.getLogger("pdctl.router")
 
@@ -144,12 +145,12 @@ class Watcher:
         now = time.monotonic()
         for handle in await self._shared.store.take_expired(now):
             self._shared.metrics.releases.labels("expired").inc()
-            log.info("conv=%s: handle expired", one_line(handle.conversation))
+            log.info("conv=%s: handle expired", one_line(handle.conversation.key))
         totals = await self._shared.store.totals()
         for url in self._shared.fleet.decode:
-            handles, tokens = totals.get(url, (0, 0))
-            self._shared.metrics.handles.labels(url).set(handles)
-            self._shared.metrics.retained.labels(url).set(tokens)
+            total = totals.get(url, Total())
+            self._shared.metrics.handles.labels(url).set(total.handles)
+            self._shared.metrics.retained.labels(url).set(total.tokens)
 
     def _tell(self) -> None:
         ready = self._shared.fleet.ready()
@@ -202,7 +203,10 @@ class _Prober:
         if not block_size or not match.covers(handle, block_size):
             return "the block size of decode is not known"
         held = match.retained(
-            ids, [], completion_tokens=0, remote_num_tokens=handle.get("remote_num_tokens")
+            match.packed(ids) or b"",
+            b"",
+            completion_tokens=0,
+            remote_num_tokens=handle.get("remote_num_tokens"),
         )
         tokens = match.attachable(held.certain, block_size)
         if tokens < 1:
@@ -235,7 +239,7 @@ class _Prober:
             headers={},
         )
         tokens = answer.json.get("tokens") if isinstance(answer, Answer) else None
-        if not isinstance(answer, Answer) or not match.are_ids(tokens):
+        if not isinstance(answer, Answer) or not isinstance(tokens, list) or not tokens:
             return None
         longest = count_of(answer.json.get("max_model_len")) or count
         return tokens[: min(count, longest - 8)]

@@ -24,18 +24,20 @@ from pdctl.base.explain import CONVERSATION_HEADER, EXPLAIN_HEADER, STATE_PATH
 from pdctl.base.requestlog import RequestRecord
 from pdctl.base.sse import event_of
 from pdctl.base.words import one_line
-from pdctl.router import legs
+from pdctl.router import legs, prefixes
 from pdctl.router.core import Policy, Release, Report, TurnRequest, run_turn
 from pdctl.router.driver import Background, Driver, Shared, release
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
+from pdctl.router.handle import Conversation
 from pdctl.router.keys import ApiKeys
+from pdctl.router.memory import MemoryStore
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.probe import Watcher
 from pdctl.router.requestlog import RequestLog
 from pdctl.router.settings import RouterSettings
-from pdctl.router.store import HandleStore, MemoryStore
+from pdctl.router.store import HandleStore
 
 log = logging.getLogger("pdctl.router")
 
@@ -82,7 +84,7 @@ class Router:
             prefill_base=limits.prefill_base,
             prefill_per_1k_tokens=limits.prefill_per_1k_tokens,
             reuse_base=limits.reuse_base,
-            reuse_share=settings.reuse_share,
+            share=settings.reuse_share,
         )
         self.shared = Shared(
             engines=Engines(limits, key),
@@ -133,8 +135,11 @@ class Router:
             endpoint=endpoint,
             body=body,
             tenant=request.get(_TENANT, ""),
-            conversation=conversation_of(body, request.headers),
+            conversation=Conversation(
+                name=name_of(body, request.headers), anchor=prefixes.anchor(endpoint, body) or ""
+            ),
             request_id=request_id[:_LONGEST_ID],
+            keys=prefixes.keys(endpoint, body),
         )
         driver = Driver(
             self.shared,
@@ -169,7 +174,7 @@ class Router:
         return driver.response
 
     def _tell(self, turn: TurnRequest, report: Report, driver: Driver, arrived: float) -> None:
-        conversation = turn.conversation or "-"
+        conversation = turn.conversation.key or "-"
         word = "HIT" if report.outcome in ("HIT", "PARTIAL") else report.outcome
         log.info(
             "[%s] conv=%s: cache %s (%s, reused=%d, prompt=%s, retained=%s%s)",
@@ -314,8 +319,8 @@ class Router:
             "version": __version__,
             "ttl": self.settings.ttl,
             "threshold": self.settings.threshold,
-            "handles": sum(count for count, _ in totals.values()),
-            "retained_tokens": sum(tokens for _, tokens in totals.values()),
+            "handles": sum(total.handles for total in totals.values()),
+            "retained_tokens": sum(total.tokens for total in totals.values()),
             "engines": [
                 {
                     "role": engine.role,
@@ -403,8 +408,8 @@ class Router:
         self._log.close()
 
 
-def conversation_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """The client's name for its conversation: `conversation_id`, or a header; None without."""
+def name_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
+    """The client's name for its conversation: `conversation_id`, or a header; empty without."""
     for value in (
         body.get("conversation_id"),
         _text(headers.get(CONVERSATION_HEADER)),
@@ -412,7 +417,7 @@ def conversation_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str 
     ):
         if isinstance(value, str) and value and len(value) <= _LONGEST_ID:
             return value
-    return None
+    return ""
 
 
 def _json_object(raw: bytes) -> dict[str, Any] | None:

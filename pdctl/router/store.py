@@ -12,6 +12,7 @@ never used nor released again, since prefill may still be reading.
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from pdctl.router import match
 from pdctl.router.handle import Conversation, Handle, Scope
 
 
@@ -36,6 +37,23 @@ class Found:
     turns: int
     deadline: float
     equal: int
+
+    @classmethod
+    def of(cls, handle: Handle, prompt: bytes) -> "Found":
+        """What a store that has the handle at hand says of it."""
+        return cls(
+            id=handle.id,
+            conversation=handle.conversation,
+            decode=handle.decode,
+            engine_start=handle.engine_start,
+            prefill=handle.prefill,
+            certain=handle.held.certain,
+            length=match.count(handle.held.tokens),
+            block_size=handle.block_size,
+            turns=handle.turns,
+            deadline=handle.deadline,
+            equal=match.common_prefix(handle.held.tokens, prompt),
+        )
 
 
 class Total(NamedTuple):

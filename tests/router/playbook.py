@@ -8,21 +8,25 @@ from pdctl.router.core import (
     Answer,
     Find,
     Keep,
+    Know,
+    MakeRoom,
     OpenDecode,
     Opened,
     Policy,
     Prefill,
     Relay,
     Relayed,
+    Render,
     Report,
     TurnRequest,
     run_turn,
 )
-from pdctl.router.eligible import CHAT
+from pdctl.router.eligible import CHAT, Endpoint
 from pdctl.router.fleet import Fleet
-from pdctl.router.handle import Handle, Scope
+from pdctl.router.handle import Conversation, Handle, Scope
 from pdctl.router.legs import Harvest
-from pdctl.router.match import retained
+from pdctl.router.match import packed, retained
+from pdctl.router.store import Found
 
 P, D = "http://p:1", "http://d:1"
 BLOCK = 4
@@ -50,9 +54,19 @@ def a_policy(**changes: Any) -> Policy:
     return Policy(**(values | changes))
 
 
-def a_request(body: dict[str, Any] | None = None, conversation: str | None = "c1") -> TurnRequest:
-    default = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-    return TurnRequest(CHAT, default | (body or {}), "", conversation, "r1")
+SCOPE = Scope("", "m", "")
+NAMED = Conversation("c1", "begins so")
+
+
+def a_request(
+    body: dict[str, Any] | None = None,
+    conversation: Conversation = NAMED,
+    endpoint: Endpoint = CHAT,
+) -> TurnRequest:
+    default: dict[str, Any] = {"model": "m"}
+    if endpoint == CHAT:
+        default["messages"] = [{"role": "user", "content": "hello"}]
+    return TurnRequest(endpoint, default | (body or {}), "", conversation, "r1")
 
 
 def d_params(tokens: int, request: str = "d1", engine: str = "e1") -> dict[str, Any]:
@@ -74,6 +88,13 @@ def d_params(tokens: int, request: str = "d1", engine: str = "e1") -> dict[str, 
     }
 
 
+def ids(*tokens: int) -> bytes:
+    """Packed as handles keep them."""
+    held = packed(list(tokens))
+    assert held is not None
+    return held
+
+
 def a_handle(
     prompt: list[int],
     generated: list[int],
@@ -82,30 +103,37 @@ def a_handle(
     request: str = "d1",
     decode: str = D,
     engine: str = "e1",
+    conversation: Conversation = NAMED,
+    scope: Scope = SCOPE,
+    **more: Any,
 ) -> Handle:
     tokens = len(prompt) + len(generated) - 1
-    return Handle(
-        scope=Scope("", "m", ""),
-        conversation="c1",
+    return Handle.of(
+        d_params(tokens, request, engine),
+        scope=scope,
+        conversation=conversation,
         decode=decode,
-        params=d_params(tokens, request, engine),
         held=retained(
-            prompt, generated, completion_tokens=len(generated), remote_num_tokens=tokens
+            ids(*prompt),
+            ids(*generated),
+            completion_tokens=len(generated),
+            remote_num_tokens=tokens,
         ),
         block_size=BLOCK,
         deadline=deadline,
+        **more,
     )
 
 
-def p_answer(ids: list[int], reused: int | None = None, cached: int | None = None) -> Answer:
+def p_answer(prompt: list[int], reused: int | None = None, cached: int | None = None) -> Answer:
     """What prefill answers for a prompt of these ids."""
     kv: dict[str, Any] = {"do_remote_prefill": True, "remote_block_ids": [[1]], "from": "prefill"}
     if reused is not None:
         kv["remote_prefill_cached_tokens"] = reused
-    usage: dict[str, Any] = {"prompt_tokens": len(ids), "completion_tokens": 1}
+    usage: dict[str, Any] = {"prompt_tokens": len(prompt), "completion_tokens": 1}
     if cached is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached}
-    return Answer({"prompt_token_ids": ids, "usage": usage, "kv_transfer_params": kv}, 0.01)
+    return Answer({"prompt_token_ids": prompt, "usage": usage, "kv_transfer_params": kv}, 0.01)
 
 
 def a_harvest(generated: list[int], kv: dict[str, Any] | None) -> Harvest:
@@ -140,13 +168,26 @@ class Playbook:
         return self._action
 
     def expect(self, kind: type[A], result: Any = None) -> A:
+        if isinstance(self._action, MakeRoom) and kind is not MakeRoom:
+            self._send(None)  # most tests are not about room
         action = self._action
         assert isinstance(action, kind), f"expected {kind.__name__}, due is {action}"
+        self._send(result)
+        return action
+
+    def _send(self, result: Any) -> None:
         try:
             self._action = self._turn.send(result)
         except StopIteration as end:
             self._action, self.report = None, end.value
-        return action
+
+    def finds(self, prompt: list[int], *handles: Handle) -> None:
+        """These handles may fit; the prompt is rendered unless the client sent ids."""
+        self.expect(Know, True)
+        if isinstance(self._action, Render):
+            self.expect(Render, prompt)
+        asked = self.expect(Find, [Found.of(handle, ids(*prompt)) for handle in handles])
+        assert asked.prompt == ids(*prompt)
 
     def ended(self) -> Report:
         assert self._action is None, f"still due: {self._action}"
@@ -155,7 +196,7 @@ class Playbook:
 
     def first_turn(self, prompt: list[int], generated: list[int]) -> Handle:
         """A cold turn of a conversation without handles; returns the handle kept."""
-        self.expect(Find, [])
+        self.expect(Know, False)
         self.expect(Prefill, p_answer(prompt))
         self.expect(OpenDecode, Opened(200))
         tokens = len(prompt) + len(generated) - 1

@@ -1,5 +1,7 @@
 """Conversations with the router's core; each is one rule of docs/router.md or one trap of FACTS."""
 
+from dataclasses import replace
+
 import pytest
 
 from pdctl.router.core import (
@@ -8,6 +10,8 @@ from pdctl.router.core import (
     Find,
     Finish,
     Keep,
+    Know,
+    MakeRoom,
     OpenDecode,
     Opened,
     Prefill,
@@ -20,7 +24,10 @@ from pdctl.router.core import (
     Take,
 )
 from pdctl.router.eligible import COMPLETIONS
+from pdctl.router.handle import Conversation
+from pdctl.router.store import Found
 from tests.router.playbook import (
+    NAMED,
     D,
     P,
     Playbook,
@@ -30,6 +37,7 @@ from tests.router.playbook import (
     a_policy,
     a_request,
     d_params,
+    ids,
     p_answer,
 )
 
@@ -44,7 +52,7 @@ def test_a_first_turn_is_cold_and_its_handle_is_kept() -> None:
     handle = book.first_turn(PROMPT, ANSWER)
     book.expect(Finish)
     assert handle.held.certain == len(PROMPT) + len(ANSWER) - 1
-    assert list(handle.held.tokens) == PROMPT + ANSWER
+    assert handle.held.tokens == ids(*PROMPT, *ANSWER)
     assert handle.deadline == 100.0
     report = book.ended()
     assert (report.outcome, report.reason, report.retained) == ("MISS", "first_turn", "kept")
@@ -53,8 +61,9 @@ def test_a_first_turn_is_cold_and_its_handle_is_kept() -> None:
 def test_the_second_turn_attaches_exactly_what_is_equal_and_certain() -> None:
     book = Playbook()
     old = a_handle(PROMPT, ANSWER)
-    book.expect(Find, [old])
+    assert book.expect(Know, True).conversation == NAMED
     assert book.expect(Render, NEXT).url == P
+    book.expect(Find, [Found.of(old, ids(*NEXT))])
     assert book.expect(Take, old).handle_id == old.id
     leg = book.expect(Prefill, p_answer(NEXT, reused=9, cached=9))
     kv = leg.body["kv_transfer_params"]
@@ -72,7 +81,7 @@ def test_the_second_turn_attaches_exactly_what_is_equal_and_certain() -> None:
     assert relay.report.outcome == "HIT"
     assert relay.cached_tokens == 9
     book.expect(Find, [])
-    assert book.expect(Keep, []).handle.params["remote_request_id"] == "d2"
+    assert book.expect(Keep, []).handle.request_id == "d2"
     book.expect(Finish)
     assert book.ended().reused_tokens == 9
 
@@ -82,8 +91,7 @@ def test_an_edited_history_reuses_the_equal_part_only() -> None:
     book = Playbook()
     old = a_handle(PROMPT, ANSWER)
     edited = [1, 2, 3, 99, 5, 6, 7]
-    book.expect(Find, [old])
-    book.expect(Render, edited)
+    book.finds(edited, old)
     book.expect(Take, old)
     kv = book.expect(Prefill, p_answer(edited, reused=3)).body["kv_transfer_params"]
     assert kv["remote_num_tokens"] == 3
@@ -95,8 +103,7 @@ def test_an_edited_history_reuses_the_equal_part_only() -> None:
 
 def test_another_prompt_under_the_same_conversation_attaches_nothing() -> None:
     book = Playbook()
-    book.expect(Find, [a_handle(PROMPT, ANSWER)])
-    book.expect(Render, [50, 51, 52])
+    book.finds([50, 51, 52], a_handle(PROMPT, ANSWER))
     leg = book.expect(Prefill, p_answer([50, 51, 52]))
     assert leg.body["kv_transfer_params"]["remote_block_ids"] is None
     assert book.expect(OpenDecode, Opened(200)).url == D
@@ -106,8 +113,7 @@ def test_another_prompt_under_the_same_conversation_attaches_nothing() -> None:
 def test_a_repeated_prompt_leaves_one_token_to_compute() -> None:
     """A regenerate: everything is held, and a prefill of nothing is no prefill."""
     book = Playbook()
-    book.expect(Find, [a_handle(PROMPT, ANSWER)])
-    book.expect(Render, PROMPT)
+    book.finds(PROMPT, a_handle(PROMPT, ANSWER))
     book.expect(Take, a_handle(PROMPT, ANSWER))
     kv = book.expect(Prefill, p_answer(PROMPT, reused=5)).body["kv_transfer_params"]
     assert kv["remote_num_tokens"] == len(PROMPT) - 1
@@ -116,7 +122,7 @@ def test_a_repeated_prompt_leaves_one_token_to_compute() -> None:
 def test_a_handle_past_its_deadline_is_not_offered() -> None:
     """T1: prefill declines it, and the request fails or hangs."""
     book = Playbook(clock=lambda: 50.0)
-    book.expect(Find, [a_handle(PROMPT, ANSWER, deadline=50.0)])
+    book.finds(NEXT, a_handle(PROMPT, ANSWER, deadline=50.0))
     leg = book.expect(Prefill, p_answer(NEXT))
     assert not leg.carries_handle
     book.expect(OpenDecode, Opened(200))
@@ -126,8 +132,7 @@ def test_a_handle_past_its_deadline_is_not_offered() -> None:
 def test_a_handle_that_another_turn_took_is_not_used() -> None:
     """T5: a second read copies whatever is there."""
     book = Playbook()
-    book.expect(Find, [a_handle(PROMPT, ANSWER)])
-    book.expect(Render, NEXT)
+    book.finds(NEXT, a_handle(PROMPT, ANSWER))
     book.expect(Take, None)
     assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
 
@@ -137,7 +142,7 @@ def test_a_pair_that_is_not_proven_gets_no_handle() -> None:
     fleet = a_fleet()
     fleet.pairs[(P, D)].verdict = "no_reuse"
     book = Playbook(fleet=fleet)
-    book.expect(Find, [a_handle(PROMPT, ANSWER)])
+    book.finds(NEXT, a_handle(PROMPT, ANSWER))
     assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
 
 
@@ -153,8 +158,7 @@ def test_a_failing_reuse_is_done_again_cold_and_pauses_the_pair(failure: Failure
     """T1, T2, T7 behind the router's back: the client sees an answer."""
     book = Playbook()
     old = a_handle(PROMPT, ANSWER)
-    book.expect(Find, [old])
-    book.expect(Render, NEXT)
+    book.finds(NEXT, old)
     book.expect(Take, old)
     book.expect(Prefill, failure)
     assert book.expect(Settle).outcome == "unknown"
@@ -174,8 +178,7 @@ def test_a_failing_reuse_is_done_again_cold_and_pauses_the_pair(failure: Failure
 def test_a_refused_request_does_not_cost_the_handle() -> None:
     book = Playbook()
     old = a_handle(PROMPT, ANSWER)
-    book.expect(Find, [old])
-    book.expect(Render, NEXT)
+    book.finds(NEXT, old)
     book.expect(Take, old)
     book.expect(Prefill, Failure(400, "status", b"too long", url=P))
     assert book.expect(Keep, []).handle == old
@@ -190,8 +193,7 @@ def test_ids_that_prefill_did_not_use_are_an_alarm_and_the_turn_is_redone_cold()
     """`/tokenize` lost something that the template saw (FACTS 10)."""
     book = Playbook()
     old = a_handle(PROMPT, ANSWER)
-    book.expect(Find, [old])
-    book.expect(Render, NEXT)
+    book.finds(NEXT, old)
     book.expect(Take, old)
     book.expect(Prefill, p_answer([0, *NEXT], reused=9))
     book.expect(Settle)
@@ -209,8 +211,7 @@ def test_ids_that_prefill_did_not_use_are_an_alarm_and_the_turn_is_redone_cold()
 def test_what_the_engine_counts_is_what_is_reported() -> None:
     book = Playbook()
     old = a_handle(PROMPT, ANSWER)
-    book.expect(Find, [old])
-    book.expect(Render, NEXT)
+    book.finds(NEXT, old)
     book.expect(Take, old)
     book.expect(Prefill, p_answer(NEXT, reused=8))
     book.expect(Settle)
@@ -221,7 +222,7 @@ def test_what_the_engine_counts_is_what_is_reported() -> None:
 
 def test_blocks_that_did_not_reach_decode_are_prefilled_again() -> None:
     book = Playbook()
-    book.expect(Find, [])
+    book.expect(Know, False)
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Failure(500, "stream_error", b"{}", url=D))
     book.expect(Prefill, p_answer(PROMPT))
@@ -232,7 +233,7 @@ def test_blocks_that_did_not_reach_decode_are_prefilled_again() -> None:
 def test_a_dead_decode_hands_over_to_another() -> None:
     other = "http://d:2"
     book = Playbook(fleet=a_fleet(decode=(D, other)))
-    book.expect(Find, [])
+    book.expect(Know, False)
     book.expect(Prefill, p_answer(PROMPT))
     first = book.expect(OpenDecode, Failure(0, "unreachable", url=D)).url
     book.expect(Prefill, p_answer(PROMPT))
@@ -241,7 +242,7 @@ def test_a_dead_decode_hands_over_to_another() -> None:
 
 def test_the_only_decode_being_dead_is_said_at_once() -> None:
     book = Playbook()
-    book.expect(Find, [])
+    book.expect(Know, False)
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, GONE)
     assert book.expect(Reply).failure == GONE
@@ -250,7 +251,7 @@ def test_the_only_decode_being_dead_is_said_at_once() -> None:
 
 def test_a_silent_decode_is_not_tried_twice() -> None:
     book = Playbook()
-    book.expect(Find, [])
+    book.expect(Know, False)
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Failure(0, "timeout", url=D))
     book.expect(Reply)
@@ -268,18 +269,9 @@ def test_without_prefill_decode_does_it_all() -> None:
 
 def test_a_failing_prefill_hands_over_to_another() -> None:
     book = Playbook(fleet=a_fleet(prefill=(P, "http://p:2")))
-    book.expect(Find, [])
+    book.expect(Know, False)
     first = book.expect(Prefill, Failure(500, "status", url=P)).url
     assert book.expect(Prefill, p_answer(PROMPT)).url != first
-
-
-def test_a_request_without_conversation_gives_its_blocks_back_at_once() -> None:
-    """T6: otherwise they stay pinned for the whole TTL, for nobody."""
-    book = Playbook(a_request(conversation=None))
-    book.expect(Prefill, p_answer(PROMPT))
-    book.expect(OpenDecode, Opened(200))
-    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9))))
-    assert book.expect(Release).reason == "not_reusable"
 
 
 @pytest.mark.parametrize(
@@ -314,12 +306,12 @@ def test_requests_that_tokenize_does_not_see_whole_run_cold(
 
 def test_a_continuation_frees_what_it_makes_useless_and_a_branch_keeps_its_own() -> None:
     book = Playbook()
-    book.expect(Find, [])
+    book.expect(Know, False)
     book.expect(Prefill, p_answer(NEXT))
     book.expect(OpenDecode, Opened(200))
     book.expect(Relay, Relayed(a_harvest([13, 14], d_params(13, "d3"))))
     ours, branch = a_handle(PROMPT, ANSWER), a_handle([1, 2, 90, 91], [92, 93], request="side")
-    book.expect(Find, [branch, ours])
+    book.expect(Find, [Found.of(h, ids(*NEXT, 13, 14)) for h in (branch, ours)])
     assert book.expect(Take, ours).handle_id == ours.id
     assert book.expect(Release).reason == "superseded"
     book.expect(Keep, [])
@@ -328,7 +320,7 @@ def test_a_continuation_frees_what_it_makes_useless_and_a_branch_keeps_its_own()
 def test_hidden_generated_ids_cap_reuse_at_the_prompt() -> None:
     """Parsers can hide ids; then nobody knows what stands after the prompt."""
     book = Playbook()
-    book.expect(Find, [])
+    book.expect(Know, False)
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Opened(200))
     harvest = a_harvest([7, 8], d_params(9))
@@ -336,13 +328,13 @@ def test_hidden_generated_ids_cap_reuse_at_the_prompt() -> None:
     book.expect(Relay, Relayed(harvest))
     book.expect(Find, [])
     held = book.expect(Keep, []).handle.held
-    assert (list(held.tokens), held.certain) == (PROMPT, len(PROMPT))
+    assert (held.tokens, held.certain) == (ids(*PROMPT), len(PROMPT))
 
 
 def test_a_slow_client_shortens_the_life_of_its_handle() -> None:
     """Decode's clock starts when decode ends, not when a stalled stream is read to its end."""
     book = Playbook(clock=lambda: 1000.0)
-    book.expect(Find, [])
+    book.expect(Know, False)
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Opened(200))
     book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9)), blocked=30.0))
@@ -351,7 +343,7 @@ def test_a_slow_client_shortens_the_life_of_its_handle() -> None:
 
 
 def test_reuse_off_retains_nothing() -> None:
-    book = Playbook(policy=a_policy(reuse_share=0.0))
+    book = Playbook(policy=a_policy(share=0.0))
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Opened(200))
     assert book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9)))).report.outcome == "OFF"
@@ -362,7 +354,7 @@ def test_clients_cannot_send_handles() -> None:
     """vllm PR#47843: a client's own handle would read another's KV."""
     body = {"kv_transfer_params": {"remote_host": "10.0.0.9"}, "conversation_id": "c1"}
     book = Playbook(a_request(body))
-    book.expect(Find, [])
+    book.expect(Know, False)
     leg = book.expect(Prefill, p_answer(PROMPT))
     assert leg.body["kv_transfer_params"]["remote_host"] is None
     assert "conversation_id" not in leg.body
@@ -382,7 +374,7 @@ def test_the_prefill_leg_is_stripped_of_what_would_make_it_misbehave() -> None:
         "stream_options": {"include_usage": True}, "temperature": 0.3,
     }  # fmt: skip
     book = Playbook(a_request(body))
-    book.expect(Find, [])
+    book.expect(Know, False)
     leg = book.expect(Prefill, p_answer(PROMPT)).body
     assert leg == {
         "model": "m",
@@ -403,7 +395,7 @@ def test_reasoning_is_rendered_under_the_name_that_tokenize_knows() -> None:
     said = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
     body = {"messages": [{"role": "user", "content": "hello"}, said]}
     book = Playbook(a_request(body))
-    book.expect(Find, [a_handle(PROMPT, ANSWER)])
+    book.expect(Know, True)
     assert book.expect(Render, NEXT).body["messages"][1] == {
         "role": "assistant",
         "content": "x",
@@ -412,10 +404,8 @@ def test_reasoning_is_rendered_under_the_name_that_tokenize_knows() -> None:
 
 
 def test_completions_report_their_ids_on_the_choice() -> None:
-    request = a_request(conversation="c1")
-    request = type(request)(COMPLETIONS, {"model": "m", "prompt": PROMPT}, "", "c1", "r")
-    book = Playbook(request)
-    book.expect(Find, [])
+    book = Playbook(a_request({"prompt": PROMPT}, endpoint=COMPLETIONS))
+    book.expect(Know, False)
     answer = p_answer(PROMPT)
     answer.json["choices"] = [{"prompt_token_ids": answer.json.pop("prompt_token_ids")}]
     assert "max_completion_tokens" not in book.expect(Prefill, answer).body
@@ -426,11 +416,9 @@ def test_completions_report_their_ids_on_the_choice() -> None:
 
 def test_a_prompt_of_ids_is_not_rendered() -> None:
     """`/tokenize` takes text only, and there is nothing to find out."""
-    request = a_request(conversation="c1")
-    request = type(request)(COMPLETIONS, {"model": "m", "prompt": NEXT}, "", "c1", "r")
-    book = Playbook(request)
+    book = Playbook(a_request({"prompt": NEXT}, endpoint=COMPLETIONS))
     old = a_handle(PROMPT, ANSWER)
-    book.expect(Find, [old])
+    book.finds(NEXT, old)
     book.expect(Take, old)
     leg = book.expect(Prefill, p_answer(NEXT, reused=9, cached=9))
     assert leg.body["kv_transfer_params"]["remote_num_tokens"] == 9
@@ -448,7 +436,7 @@ def test_a_prompt_of_ids_is_not_rendered() -> None:
 )
 def test_layouts_that_are_not_proven_are_given_back(change: dict[str, object], reason: str) -> None:
     book = Playbook()
-    book.expect(Find, [])
+    book.expect(Know, False)
     book.expect(Prefill, p_answer(PROMPT))
     book.expect(OpenDecode, Opened(200))
     book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(9) | change)))
@@ -459,8 +447,7 @@ def test_full_blocks_are_attached_but_for_one_token_so_that_the_count_proves_a_p
     book = Playbook()
     old = a_handle(PROMPT, [7, 8, 9])
     assert old.held.certain == 8
-    book.expect(Find, [old])
-    book.expect(Render, NEXT)
+    book.finds(NEXT, old)
     book.expect(Take, old)
     kv = book.expect(Prefill, p_answer(NEXT, reused=7)).body["kv_transfer_params"]
     assert kv["remote_num_tokens"] == 7
@@ -474,3 +461,153 @@ def test_limits_grow_with_what_has_to_be_computed() -> None:
     assert policy.prefill_limit(0, reusing=True) == 10.0
     assert policy.prefill_limit(100_000, reusing=True) == 510.0
     assert policy.prefill_limit(2000, reusing=False) == 70.0
+
+
+# Whose handle it is: tokens decide, names are hints.
+
+LONG = list(range(100, 140))
+ANOTHER = Conversation("c2", "begins so")
+UNNAMED = Conversation("", "begins so")
+
+
+def test_a_conversation_without_a_name_is_found_by_its_tokens() -> None:
+    book = Playbook(a_request(conversation=UNNAMED))
+    old = a_handle(PROMPT, ANSWER, conversation=UNNAMED)
+    book.finds(NEXT, old)
+    book.expect(Take, old)
+    assert book.expect(Prefill, p_answer(NEXT, reused=9)).carries_handle
+
+
+def test_a_wrong_name_costs_nothing() -> None:
+    """The client's session ended and another goes on with its history."""
+    book = Playbook(a_request(conversation=ANOTHER))
+    old = a_handle(PROMPT, ANSWER)
+    book.finds(NEXT, old)
+    book.expect(Take, old)
+    assert book.expect(Prefill, p_answer(NEXT, reused=9)).carries_handle
+
+
+def test_a_shared_system_prompt_does_not_cost_another_conversation_its_handle() -> None:
+    prompt = [*LONG[:30], 1, 2, 3]
+    for conversation in (ANOTHER, UNNAMED):
+        book = Playbook(a_request(conversation=conversation))
+        book.finds(prompt, a_handle(LONG, ANSWER))
+        assert not book.expect(Prefill, p_answer(prompt)).carries_handle
+        book.expect(OpenDecode, Opened(200))
+        report = book.expect(Relay, Relayed(a_harvest([1], None))).report
+        assert report.reason == "left_to_another"
+
+
+def test_a_side_call_with_the_same_name_leaves_the_conversation_its_handle() -> None:
+    prompt = [*LONG[:8], 1, 2, 3]
+    book = Playbook()
+    book.finds(prompt, a_handle(LONG, ANSWER))
+    assert not book.expect(Prefill, p_answer(prompt)).carries_handle
+    book.expect(OpenDecode, Opened(200))
+    book.expect(Relay, Relayed(a_harvest([5, 6], d_params(12, "side"))))
+    book.expect(Find, [Found.of(a_handle(LONG, ANSWER), ids(*prompt, 5, 6))])
+    assert book.expect(Keep, []).handle.request_id == "side"
+
+
+def test_when_the_best_handle_is_gone_the_next_one_is_tried() -> None:
+    book = Playbook()
+    best, next_best = a_handle(PROMPT, ANSWER), a_handle(PROMPT, [7, 8], request="d0")
+    book.finds(NEXT, next_best, best)
+    assert book.expect(Take, None).handle_id == best.id
+    assert book.expect(Take, next_best).handle_id == next_best.id
+    leg = book.expect(Prefill, p_answer(NEXT, reused=7))
+    assert leg.body["kv_transfer_params"]["remote_num_tokens"] == 7
+
+
+def test_what_a_store_says_is_checked_against_the_tokens_themselves() -> None:
+    """A store may find by hashes; only the tokens that were kept are certain."""
+    book = Playbook()
+    other = a_handle([*PROMPT[:5], 99], ANSWER)
+    book.expect(Know, True)
+    book.expect(Render, NEXT)
+    book.expect(Find, [replace(Found.of(other, ids(*NEXT)), equal=9)])
+    book.expect(Take, other)
+    leg = book.expect(Prefill, p_answer(NEXT, reused=5))
+    assert leg.body["kv_transfer_params"]["remote_num_tokens"] == 5
+
+
+def test_a_handle_whose_tokens_are_others_after_all_is_put_back() -> None:
+    book = Playbook()
+    other = a_handle([99, *PROMPT[1:]], ANSWER)
+    book.expect(Know, True)
+    book.expect(Render, NEXT)
+    book.expect(Find, [replace(Found.of(other, ids(*NEXT)), equal=9)])
+    book.expect(Take, other)
+    assert book.expect(Keep, []).handle == other
+    assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
+
+
+# Servers, and room on them.
+
+
+def test_room_is_made_before_prefill_begins() -> None:
+    book = Playbook(a_request({"max_tokens": 50}))
+    book.finds(NEXT)
+    assert book.expect(MakeRoom) == MakeRoom(D, len(NEXT) + 50)
+
+
+def test_a_conversation_goes_back_to_its_decode_and_rank() -> None:
+    other = "http://d:2"
+    fleet = a_fleet(decode=(other, D))
+    book = Playbook(fleet=fleet)
+    old = a_handle(PROMPT, ANSWER, engine="e1_dp3")
+    book.finds(NEXT, old)
+    book.expect(Take, old)
+    book.expect(Prefill, p_answer(NEXT, reused=9))
+    book.expect(Settle)
+    leg = book.expect(OpenDecode, Opened(200))
+    assert (leg.url, leg.rank) == (D, 3)
+
+
+def test_prefill_is_the_server_that_computed_the_conversation_before() -> None:
+    other = "http://p:2"
+    for known in (P, other):
+        fleet = a_fleet(prefill=(P, other))
+        request = replace(a_request(), keys=[(7, 1000)])
+        fleet.prefixes.note(request.keys, known)
+        book = Playbook(request, fleet=fleet)
+        book.expect(Know, False)
+        assert book.expect(Prefill, p_answer(PROMPT)).url == known
+
+
+def test_only_a_prefill_that_is_proven_with_its_decode_gets_a_handle() -> None:
+    other = "http://p:2"
+    fleet = a_fleet(prefill=(P, other))
+    fleet.pairs[(P, D)].verdict = "no_reuse"
+    fleet.prefill[other].outstanding = 5
+    book = Playbook(fleet=fleet)
+    old = a_handle(PROMPT, ANSWER)
+    book.finds(NEXT, old)
+    book.expect(Take, old)
+    leg = book.expect(Prefill, p_answer(NEXT, reused=9))
+    assert (leg.url, leg.carries_handle) == (other, True)
+
+
+def test_a_prefill_that_renders_chats_is_shown_the_whole_request() -> None:
+    fleet = a_fleet()
+    fleet.prefill[P].renders = True
+    book = Playbook(a_request({"reasoning_effort": "high", "stream": True}), fleet=fleet)
+    book.expect(Know, True)
+    asked = book.expect(Render, NEXT)
+    assert asked.path == "/v1/chat/completions/render"
+    assert asked.body["reasoning_effort"] == "high"
+    assert not asked.body["stream"]
+
+
+def test_the_turns_of_a_conversation_are_counted() -> None:
+    book = Playbook()
+    old = a_handle(PROMPT, ANSWER, turns=4)
+    book.finds(NEXT, old)
+    book.expect(Take, old)
+    book.expect(Prefill, p_answer(NEXT, reused=9))
+    book.expect(Settle)
+    book.expect(OpenDecode, Opened(200))
+    book.expect(Relay, Relayed(a_harvest([13, 14], d_params(13, "d2"))))
+    book.expect(Find, [])
+    handle = book.expect(Keep, []).handle
+    assert (handle.turns, handle.prefill) == (5, P)

@@ -9,10 +9,9 @@ from pdctl.router.match import (
     release_params,
     retained,
     reusable_tokens,
-    token_ids,
     trim,
 )
-from tests.router.playbook import d_params
+from tests.router.playbook import d_params, ids
 
 IDS = st.lists(st.integers(0, 5), max_size=40)
 
@@ -25,15 +24,17 @@ def test_common_prefix_is_what_a_loop_would_count(head: list[int], a: list[int],
         if x != y:
             break
         slow += 1
-    assert common_prefix(token_ids(left), token_ids(right)) == slow
+    assert common_prefix(ids(*left), ids(*right)) == slow
 
 
 @given(IDS, IDS, IDS, st.integers(0, 100), st.one_of(st.none(), st.integers(0, 50)))
 def test_only_equal_tokens_with_certain_kv_are_reused(
     prompt: list[int], generated: list[int], new: list[int], claimed: int, billed: int | None
 ):
-    held = retained(prompt, generated, completion_tokens=billed, remote_num_tokens=claimed)
-    count = reusable_tokens(held, token_ids(new))
+    held = retained(
+        ids(*prompt), ids(*generated), completion_tokens=billed, remote_num_tokens=claimed
+    )
+    count = reusable_tokens(held, ids(*new))
     assert 0 <= count <= max(0, len(new) - 1)
     assert new[:count] == [*prompt, *generated][:count]
     assert count <= claimed
