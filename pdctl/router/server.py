@@ -99,7 +99,7 @@ class Router:
         self._limits_running: set[asyncio.Timeout] = set()
         self.log = RequestLog(
             settings.request_log,
-            max_bytes=int(settings.request_log_mib * 2**20),
+            max_bytes=settings.request_log_mib * 2**20,
             keep=settings.request_log_keep,
         )
 

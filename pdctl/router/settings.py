@@ -27,6 +27,6 @@ class RouterSettings:
     threshold: int = 64
     reuse_share: float = 1.0
     request_log: Path | None = None
-    request_log_mib: float = 256.0
+    request_log_mib: int = 256
     request_log_keep: int = 4
     limits: RouterLimits = field(default_factory=RouterLimits)
