@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pdctl.router.prefixes import PrefixMap
+
 EngineRole = Literal["prefill", "decode"]
 Verdict = Literal["unknown", "ok", "no_reuse"]
 
@@ -106,13 +108,19 @@ class Pair:
 
 
 class Fleet:
-    """All engines and pairs of one router."""
+    """All engines and pairs of one router.
+
+    Attributes:
+        decode_starts: by decode server, what its handles say of its present start.
+        prefixes: what each prefill server may have in its prefix cache.
+    """
 
     def __init__(self, prefill: Iterable[str], decode: Iterable[str]) -> None:
         self.prefill = {url: Engine(url, "prefill") for url in prefill}
         self.decode = {url: Engine(url, "decode") for url in decode}
         self.pairs = {(p, d): Pair(p, d) for p in self.prefill for d in self.decode}
         self.decode_starts: dict[str, str] = {}
+        self.prefixes = PrefixMap()
         self._choices = itertools.count(1)
 
     def engines(self) -> list[Engine]:
@@ -129,6 +137,7 @@ class Fleet:
             engine.block_size = block_size
         if fresh:
             self._reset_pairs(url)
+            self.prefixes.forget(url)
         return fresh
 
     def engine_down(self, url: str, why: str) -> bool:
