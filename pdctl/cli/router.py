@@ -40,6 +40,12 @@ def router(
     request_log: Annotated[
         Path | None, typer.Option(help="Append one JSON line a request to this file.")
     ] = None,
+    request_log_mib: Annotated[
+        int, typer.Option(min=1, help="Size in MiB at which that file is put aside.")
+    ] = 256,
+    request_log_keep: Annotated[
+        int, typer.Option(min=1, help="How many such files are kept aside.")
+    ] = 4,
     deployment: Annotated[
         str | None, typer.Option(help="Name of the deployment, for its log lines.")
     ] = None,
@@ -78,6 +84,8 @@ def router(
         threshold=threshold,
         reuse_share=reuse_share,
         request_log=request_log,
+        request_log_mib=request_log_mib,
+        request_log_keep=request_log_keep,
         limits=_limits(limit or []),
     )
     # The first line, as `up` reads it: a line break cannot stand in a header.

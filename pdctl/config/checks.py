@@ -312,7 +312,17 @@ def _router(config: Config) -> Found:
         )
 
 
-_PDCTL_ONLY = ("ttl", "store", "api_keys_file", "reuse_share", "request_log", "limits", "replicas")
+_PDCTL_ONLY = (
+    "ttl",
+    "store",
+    "api_keys_file",
+    "reuse_share",
+    "request_log",
+    "request_log_mib",
+    "request_log_keep",
+    "limits",
+    "replicas",
+)
 
 
 def _router_kind(config: Config) -> Found:

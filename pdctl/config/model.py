@@ -554,6 +554,10 @@ class Router(Section):
     """Share of conversations for which reuse is on."""
     request_log: FilePath | None = None
     """JSONL file on the router's host, one line a request, no contents; for `pdctl analyze`."""
+    request_log_mib: Count = 256
+    """Size in MiB at which the request log is put aside, as `FILE.1`."""
+    request_log_keep: Count = 4
+    """How many files of it are kept aside."""
     limits: RouterLimits = RouterLimits()
     """Time and size limits."""
     source: FilePath | None = None

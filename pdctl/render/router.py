@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePath, PurePosixPath
 
 from pdctl.base.command import Command, Part, Secret
-from pdctl.config.model import Config, RouterLimits
+from pdctl.config.model import Config, Router, RouterLimits
 from pdctl.engine import choices
 from pdctl.engine.choices import EngineRole
 from pdctl.render.model import Place
@@ -74,6 +74,7 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
         ("--api-keys", files.client_keys),
         ("--engine-key-file", files.engine_key),
         ("--request-log", files.request_log),
+        *_log_size(router),
         ("--deployment", config.name),
     ]
     words: list[Part] = []
@@ -82,6 +83,14 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
             words += [flag, value if isinstance(value, Secret) else str(value)]
     parts = (place.pdctl_python, "-m", "pdctl", "router", *words)
     return Command(parts, _ENV, cwd=str(place.temp))
+
+
+def _log_size(router: Router) -> Iterator[tuple[str, int]]:
+    """What differs from the defaults, if there is a log at all."""
+    for name in ("request_log_mib", "request_log_keep"):
+        value = getattr(router, name)
+        if router.request_log is not None and value != Router.model_fields[name].default:
+            yield f"--{name.replace('_', '-')}", value
 
 
 def _limits(limits: RouterLimits) -> Iterator[str]:

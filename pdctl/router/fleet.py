@@ -112,7 +112,12 @@ class Pair:
 
 
 class Fleet:
-    """All engines and pairs of one router."""
+    """All engines and pairs of one router.
+
+    Attributes:
+        decode_starts: by decode server, what its handles say of its present start.
+        prefixes: what each prefill server may have in its prefix cache.
+    """
 
     def __init__(self, prefill: Iterable[str], decode: Iterable[str]) -> None:
         self.prefill = {url: Engine(url, "prefill") for url in prefill}
@@ -136,6 +141,7 @@ class Fleet:
             engine.block_size = block_size
         if fresh:
             self._reset_pairs(url)
+            self.prefixes.forget(url)
         return fresh
 
     def engine_down(self, url: str, why: str) -> bool:

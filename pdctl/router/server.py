@@ -99,7 +99,11 @@ class Router:
         self._api_keys = api_keys
         self._in_flight = 0
         self._limits_running: set[asyncio.Timeout] = set()
-        self._log = RequestLog(settings.request_log)
+        self.log = RequestLog(
+            settings.request_log,
+            max_bytes=settings.request_log_mib * 2**20,
+            keep=settings.request_log_keep,
+        )
 
     def app(self) -> web.Application:
         """The aiohttp application."""
@@ -148,7 +152,7 @@ class Router:
             self._engine_headers(request.headers),
             explain=request.headers.get(EXPLAIN_HEADER) == "1",
         )
-        arrived = time.time()
+        arrived, began = time.time(), time.monotonic()
         limits = self.settings.limits
         limit = asyncio.timeout(limits.drain if self.draining else limits.total)
         self._limits_running.add(limit)
@@ -169,11 +173,13 @@ class Router:
             return begun
         finally:
             self._limits_running.discard(limit)
-            self._tell(turn, report, driver, arrived)
+            self._tell(turn, report, driver, arrived, time.monotonic() - began)
         assert driver.response is not None
         return driver.response
 
-    def _tell(self, turn: TurnRequest, report: Report, driver: Driver, arrived: float) -> None:
+    def _tell(
+        self, turn: TurnRequest, report: Report, driver: Driver, arrived: float, seconds: float
+    ) -> None:
         conversation = turn.conversation.key or "-"
         word = "HIT" if report.outcome in ("HIT", "PARTIAL") else report.outcome
         log.info(
@@ -188,7 +194,7 @@ class Router:
             f", retries={','.join(report.retries)}" if report.retries else "",
         )
         self.shared.metrics.count_turn(report, driver.ttft_s)
-        self._log.write(
+        self.log.write(
             RequestRecord(
                 conversation_id=conversation,
                 ts=arrived,
@@ -197,8 +203,12 @@ class Router:
                 reused_tokens=report.reused_tokens,
                 outcome=report.outcome,
                 reason=report.reason,
-                ttft_ms=None if driver.ttft_s is None else round(driver.ttft_s * 1000, 3),
+                ttft_ms=_ms(driver.ttft_s),
                 status=report.status,
+                total_ms=round(seconds * 1000, 3),
+                prefill_ms=_ms(report.prefill_s),
+                tenant=turn.tenant,
+                decode=report.decode,
             )
         )
 
@@ -405,7 +415,7 @@ class Router:
         self.watcher_task.cancel()
         await self.shared.background.drain(self.settings.limits.drain)
         await self.shared.engines.close()
-        self._log.close()
+        self.log.close()
 
 
 def name_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
@@ -418,6 +428,10 @@ def name_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
         if isinstance(value, str) and value and len(value) <= _LONGEST_ID:
             return value
     return ""
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def _json_object(raw: bytes) -> dict[str, Any] | None:
@@ -508,6 +522,8 @@ async def run(
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     router = Router(settings, key=key, api_keys=api_keys)
+    # Of a terminal, a hang-up means that it is gone; what has none is told to reopen its files.
+    loop.add_signal_handler(signal.SIGHUP, stop.set if os.isatty(0) else router.log.reopen)
     async with serving(router) as url:
         log.info("pdctl router %s listens on %s", __version__, url)
         await stop.wait()

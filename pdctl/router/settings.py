@@ -16,6 +16,7 @@ class RouterSettings:
         threshold: fewer reusable tokens than this are recomputed.
         reuse_share: share of conversations for which reuse is on, 0 to 1.
         request_log: file to append one JSON line a request to; no contents are written.
+        request_log_mib, request_log_keep: size at which it is put aside, and how many are kept so.
     """
 
     prefill: tuple[str, ...]
@@ -26,4 +27,6 @@ class RouterSettings:
     threshold: int = 64
     reuse_share: float = 1.0
     request_log: Path | None = None
+    request_log_mib: int = 256
+    request_log_keep: int = 4
     limits: RouterLimits = field(default_factory=RouterLimits)

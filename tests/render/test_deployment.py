@@ -112,6 +112,8 @@ def test_the_router_with_everything() -> None:
             "api_keys_file": "clients.txt",
             "reuse_share": 0.25,
             "request_log": "/var/log/requests.jsonl",
+            "request_log_mib": 64,
+            "request_log_keep": 9,
             "limits": {"first_byte": "5m", "body_mib": 1.5, "concurrent_requests": 7},
         },
         engine={"api_key_file": "engine.key"},
@@ -127,6 +129,7 @@ def test_the_router_with_everything() -> None:
         *("--api-keys", "/srv/clients.txt"),
         *("--engine-key-file", "/srv/engine.key"),
         *("--request-log", "/var/log/requests.jsonl"),
+        *("--request-log-mib", "64", "--request-log-keep", "9"),
         *("--deployment", "local-cpu"),
     ]
     assert router.url == "http://127.0.0.1:9000"  # where it is reached, not where it listens
@@ -143,6 +146,7 @@ def test_the_routers_own_parser_takes_what_is_rendered() -> None:
             "reuse_share": 0.5,
             "api_keys_file": "clients",
             "request_log": "requests.jsonl",
+            "request_log_mib": 1,
         },
         engine={"api_key_file": "engine"},
     )
@@ -152,6 +156,7 @@ def test_the_routers_own_parser_takes_what_is_rendered() -> None:
     assert taken["prefill"] == ["http://127.0.0.1:8100"]
     assert (taken["ttl"], taken["threshold"], taken["limit"]) == ("472", 64, ["first_byte=300"])
     assert taken["engine_key_file"] == Path("/srv/engine")
+    assert (taken["request_log_mib"], taken["request_log_keep"]) == (1, 4)
 
 
 def test_a_password_in_a_store_is_masked() -> None:

@@ -301,14 +301,41 @@ async def test_clients_cannot_send_handles_and_it_is_counted() -> None:
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.33.0", True), ("0.31.0", False)])
-async def test_one_shots_are_released_at_once(version: str, refused: bool) -> None:
+async def test_what_cannot_be_reused_is_released_at_once(version: str, refused: bool) -> None:
     p = FakeEngine("prefill")
     p.version = version
     async with world(p=p) as w:
-        await w.ask([user(LONG)], conversation_id=None)
+        await w.ask([user(LONG)], n=2)
         await w.until(lambda: not w.d.held)
         assert len(w.p.released) == 1
         assert ("use_beam_search" in w.p.seen[-1]) is refused
+
+
+async def test_a_conversation_needs_no_name() -> None:
+    async with world() as w:
+        messages = [user(LONG)]
+        for turn in range(3):
+            status, answer, told = await w.ask(messages, conversation_id=None)
+            assert status == 200
+            assert told["outcome"] == ("HIT" if turn else "MISS")
+            messages += [answered(answer), user(f"and {turn}")]
+        assert len(w.d.held) == 1
+
+
+async def test_new_requests_find_room_where_old_conversations_were() -> None:
+    """T6: what is retained for idle conversations must not keep decode from working."""
+    async with world() as w:
+        (decode,) = w.router.shared.fleet.decode.values()
+        decode.capacity_tokens = 5 * 20  # each turn pins five blocks of four words
+        for number in range(12):
+            await w.ask([user(f"{LONG} {number}")], conversation_id=f"c{number}", max_tokens=6)
+        await w.until(lambda: len(w.p.released) >= 12 - 5)
+        assert 3 <= len(w.d.held) <= 6
+        async with w.http.get(f"{w.url}/metrics") as answer:
+            text = await answer.text()
+        assert 'releases_total{reason="pressure"}' in text
+        _, answer, told = await w.ask([user(f"{LONG} 11")], conversation_id="c11", max_tokens=6)
+        assert told["outcome"] == "HIT"
 
 
 async def test_deleting_a_conversation_releases_it() -> None:
