@@ -335,7 +335,7 @@ async def test_new_requests_find_room_where_old_conversations_were() -> None:
             text = await answer.text()
         assert 'releases_total{reason="pressure"}' in text
         _, answer, told = await w.ask([user(f"{LONG} 11")], conversation_id="c11", max_tokens=6)
-        assert told["outcome"] == "HIT"
+        assert told["reused_tokens"] > 10
 
 
 async def test_deleting_a_conversation_releases_it() -> None:
@@ -431,7 +431,7 @@ async def test_api_keys_bind_conversations_to_tenants_and_stay_with_the_router()
         assert told["outcome"] == "MISS"
         w.http.headers["Authorization"] = "Bearer k1"
         _, _, told = await w.ask(history)
-        assert told["outcome"] == "HIT"
+        assert told["reused_tokens"] > 10
         assert set(seen) == {None}
         for wrong in ("Bearer k3", "k1", "Basic k1", "Bearer "):
             w.http.headers["Authorization"] = wrong
