@@ -23,11 +23,13 @@ _LONGEST_PAUSE_S = 60.0
 # A trial whose outcome nobody tells (its client left) keeps others away no longer than this.
 _TRIAL_S = 120.0
 
-# A conversation moves when that saves waiting for this many times the tokens it would have to
-# bring along.
+_COMPUTED_AGAIN = 3
+# A conversation moves only to where the queue is shorter by this many times the tokens it would
+# have to bring along, by this share of all the room, and at most half as long.
 _LOYALTY = 2
-# Less load than this is not worth moving for, whatever a conversation holds.
-_SLACK_TOKENS = 2048
+_WORTH_MOVING = 0.1
+# Who waits for room stands for this share of it: then there is none.
+_WAITING = 0.05
 # Room of a decode server that does not say how much it has.
 _USUAL_ROOM = 1_000_000
 
@@ -160,7 +162,7 @@ class Fleet:
         known: Mapping[str, int] | None = None,
         avoid: Iterable[str] = (),
     ) -> str | None:
-        """The prefill server that will be done first with a prompt.
+        """The prefill server with the least to do for a prompt, and before it.
 
         Args:
             tokens: length of the prompt.
@@ -170,9 +172,12 @@ class Fleet:
         candidates = _candidates(self.prefill, avoid)
         working = [e for e in candidates if not self._broken_everywhere(e.url)] or candidates
         had = known or {}
-        return self._pick(
-            working, lambda e: e.outstanding + tokens - min(tokens, had.get(e.url, 0))
-        )
+
+        def cost(engine: Engine) -> float:
+            uncached = tokens - min(tokens, had.get(engine.url, 0))
+            return engine.outstanding + _COMPUTED_AGAIN * uncached
+
+        return self._pick(working, cost)
 
     def choose_decode(
         self,
@@ -200,7 +205,7 @@ class Fleet:
         own = next((e for e in candidates if e.url == hint), None)
         if own is not None:
             least = min(_queue(e, tokens) for e in candidates)
-            worth = max(_LOYALTY * max(held, tokens), _SLACK_TOKENS)
+            worth = max(_LOYALTY * max(held, tokens), _WORTH_MOVING * _capacity(own), least)
             if _queue(own, tokens) - least <= worth:
                 return self._pick([own], lambda _: 0)
         return self._pick(candidates, lambda e: _load(e, tokens))
@@ -310,14 +315,18 @@ def _candidates(engines: Mapping[str, Engine], avoid: Iterable[str]) -> list[Eng
     return [e for e in engines.values() if e.healthy and e.url not in shunned]
 
 
-def _queue(engine: Engine, tokens: int) -> int:
+def _capacity(engine: Engine) -> int:
+    return engine.capacity_tokens or _USUAL_ROOM
+
+
+def _queue(engine: Engine, tokens: int) -> float:
     """Tokens before a new request: those of this router, and of others as far as they wait."""
-    return engine.outstanding + (engine.waiting or 0) * tokens
+    return engine.outstanding + (engine.waiting or 0) * max(tokens, _WAITING * _capacity(engine))
 
 
 def _load(engine: Engine, tokens: int) -> float:
     """Work for the room there is: what is retained takes room, but no time."""
-    capacity = engine.capacity_tokens or _USUAL_ROOM
+    capacity = _capacity(engine)
     # Some room can always be made, by letting go of what is retained.
     room = max(capacity - engine.retained, capacity / 20)
     return (_queue(engine, tokens) + max(tokens, 1)) / room

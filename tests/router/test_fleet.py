@@ -2,7 +2,9 @@
 
 from collections import Counter
 
+from pdctl.router.eligible import COMPLETIONS
 from pdctl.router.fleet import Fleet
+from pdctl.router.prefixes import keys
 from tests.router.playbook import a_fleet
 
 P = ("http://p1", "http://p2", "http://p3")
@@ -11,23 +13,27 @@ PAIR = (P[0], D[0])
 START = "e1"
 
 
-def fleet_of_three() -> Fleet:
-    return a_fleet(prefill=P, decode=D)
+def fleet_of_three(room: int | None = None) -> Fleet:
+    fleet = a_fleet(prefill=P, decode=D)
+    for url in D:
+        fleet.decode[url].capacity_tokens = room
+    return fleet
 
 
-def test_prefill_is_the_one_that_will_be_done_first() -> None:
+def test_prefill_is_the_one_with_the_least_to_do() -> None:
     fleet = fleet_of_three()
     for url, busy in zip(P, (5000, 3000, 4000), strict=True):
         fleet.prefill[url].outstanding = busy
     assert fleet.choose_prefill(tokens=1000) == P[1]
-    assert fleet.choose_prefill(tokens=2500, known={P[0]: 2400}) == P[0]
-    assert fleet.choose_prefill(tokens=2500, known={P[0]: 1900}) == P[1]
+    # What is computed again costs more than its own time.
+    assert fleet.choose_prefill(tokens=2500, known={P[0]: 700}) == P[0]
+    assert fleet.choose_prefill(tokens=2500, known={P[0]: 600}) == P[1]
 
 
 def test_a_known_prefix_saves_no_more_than_the_prompt_has() -> None:
     fleet = fleet_of_three()
     fleet.prefill[P[0]].outstanding = 100
-    assert fleet.choose_prefill(tokens=50, known={P[0]: 100_000}) != P[0]
+    assert fleet.choose_prefill(tokens=20, known={P[0]: 100_000}) != P[0]
 
 
 def test_engines_that_are_down_or_avoided_are_not_chosen() -> None:
@@ -48,7 +54,7 @@ def test_equals_take_turns() -> None:
 
 
 def test_a_conversation_stays_until_its_server_is_clearly_overloaded() -> None:
-    fleet = fleet_of_three()
+    fleet = fleet_of_three(room=100_000)
     own = fleet.decode[D[0]]
     own.outstanding = 20_000
     assert fleet.choose_decode(hint=D[0], held=10_000, tokens=10_100) == D[0]
@@ -59,16 +65,28 @@ def test_a_conversation_stays_until_its_server_is_clearly_overloaded() -> None:
     assert fleet.choose_decode(hint=D[0], held=10_000, tokens=10_100) == D[0]
 
 
-def test_a_short_conversation_does_not_move_for_a_little_load() -> None:
-    fleet = fleet_of_three()
-    fleet.decode[D[0]].outstanding = 1500
+def test_load_that_is_small_for_the_server_moves_nobody() -> None:
+    fleet = fleet_of_three(room=100_000)
+    fleet.decode[D[0]].outstanding = 9_000
+    assert fleet.choose_decode(hint=D[0], held=10, tokens=20) == D[0]
+    fleet.decode[D[0]].outstanding = 11_000
+    assert fleet.choose_decode(hint=D[0], held=10, tokens=20) != D[0]
+
+
+def test_where_all_are_busy_nobody_moves_to_one_that_is_nearly_as_busy() -> None:
+    fleet = fleet_of_three(room=100_000)
+    for url, busy in zip(D, (79_000, 40_000, 40_000), strict=True):
+        fleet.decode[url].outstanding = busy
     assert fleet.choose_decode(hint=D[0], held=10, tokens=20) == D[0]
 
 
-def test_requests_that_wait_for_room_count_as_load() -> None:
-    fleet = fleet_of_three()
-    fleet.decode[D[0]].waiting = 8
+def test_a_server_without_room_for_those_who_wait_is_overloaded() -> None:
+    fleet = fleet_of_three(room=100_000)
+    fleet.decode[D[0]].waiting = 2
+    assert fleet.choose_decode(hint=D[0], held=1000, tokens=1000) == D[0]
+    fleet.decode[D[0]].waiting = 3
     assert fleet.choose_decode(hint=D[0], held=1000, tokens=1000) != D[0]
+    assert {fleet.choose_decode(tokens=1000) for _ in range(4)} == set(D[1:])
 
 
 def test_new_conversations_go_where_less_is_retained() -> None:
@@ -192,3 +210,13 @@ def test_a_quarantine_ends_reuse_of_one_pair_and_a_restart_ends_it() -> None:
     fleet.engine_up(P[0], start="2", block_size=4)
     assert not fleet.pairs[PAIR].quarantined
     assert fleet.pairs[PAIR] in fleet.unproven_pairs()
+
+
+def test_a_prefill_server_that_restarted_has_no_prefixes() -> None:
+    fleet = fleet_of_three()
+    prompt = keys(COMPLETIONS, {"prompt": "word " * 400})
+    fleet.prefixes.note(prompt, P[0])
+    fleet.engine_up(P[0], start="1", block_size=4)
+    assert fleet.prefixes.known(prompt) == {P[0]: 500}
+    fleet.engine_up(P[0], start="2", block_size=4)
+    assert fleet.prefixes.known(prompt) == {}
