@@ -14,8 +14,7 @@ from pdctl.config.model import RouterLimits
 from pdctl.observe.turns import Turn, TurnLimits, TurnTimeoutError
 from pdctl.router import core, match
 from pdctl.router.handle import Handle
-from pdctl.router.match import Retained
-from pdctl.router.store import MemoryStore
+from pdctl.router.memory import MemoryStore
 from tests.e2e.harness import Pair, Routed, Setup, random_ids, routed
 
 DECLINED = "Declining expired remote read"
@@ -49,9 +48,9 @@ def without_the_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     guarded = core._Turn._reusing_prefill
 
     def unguarded(
-        turn: core._Turn, prefill: str, tokens: int
+        turn: core._Turn, handle: Handle, prefill: str
     ) -> Generator[core.Action, Any, core.Answer | None]:
-        answer = yield from guarded(turn, prefill, tokens)
+        answer = yield from guarded(turn, handle, prefill)
         if answer is None:
             raise RuntimeError("the handle failed, and the guard is out")
         return answer
@@ -145,10 +144,10 @@ async def test_t3_without_the_token_check_the_answer_is_silently_wrong(
     router: Routed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def blind(held: Retained, prompt: Any) -> int:
-        return min(held.certain, len(prompt) - 1)
+    def blind(left: bytes, right: bytes) -> int:
+        return min(match.count(left), match.count(right))
 
-    monkeypatch.setattr(match, "reusable_tokens", blind)
+    monkeypatch.setattr(match, "common_prefix", blind)
     await begin(router, session, "t3u", 230)
     other = random_ids(240, 540)
     turn = await follow(router, session, "t3u", other)
