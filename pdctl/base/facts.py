@@ -163,6 +163,7 @@ class RouterFacts:
     Attributes:
         error: why it does not answer; the fields below are then empty.
         ours: it is pdctl's router and says what it knows; another one only forwards.
+        example: it is upstream's example proxy.
         ready: it has a pair that really moves KV.
         ttl: seconds for which it offers a handle.
         threshold: tokens below which it does not reuse.
@@ -171,6 +172,7 @@ class RouterFacts:
     url: str
     error: str | None = None
     ours: bool = False
+    example: bool = False
     ready: bool = False
     pairs: tuple[PairState, ...] = ()
     ttl: float | None = None

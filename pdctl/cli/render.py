@@ -34,13 +34,14 @@ def render(
 
     Examples: `pdctl render --role prefill`, `pdctl render --format systemd --out units`.
     """
+    from pdctl.deploy.local import read_example
     from pdctl.render.check import load_checked
     from pdctl.render.deployment import render as rendered
     from pdctl.render.formats import texts
     from pdctl.render.place import place_of
 
     config = load_checked(file).config
-    deployment = rendered(config, place_of(config))
+    deployment = rendered(config, place_of(config), example=read_example(config))
     for notice in deployment.notices:
         ui.say(f"{ui.mark('warn')} {notice}", "warn")
     made = texts(deployment, config, "json" if json else form, role=role)

@@ -70,6 +70,10 @@ def _show(found: "Status") -> None:
             f"decode keeps blocks {format_duration(found.decoder_ttl)}, "
             f"the router offers them {format_duration(found.router_ttl)}"
         )
+    if found.router_limits:
+        ui.say("the router is upstream's example proxy, for comparison only:", "warn")
+    for limit in found.router_limits:
+        ui.say(f"  {ui.mark('warn')} {limit}", "warn")
     for role in found.roles:
         if not role.healthy:
             ui.say(f"{ui.mark('bad')} {role.name}: {role.problem}", "bad")

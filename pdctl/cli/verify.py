@@ -110,6 +110,10 @@ def show_report(report: "VerifyReport", findings: "Sequence[Finding]" = ()) -> N
     for note in (_speed(report), report.output_note, report.chat_note, _chat_note(report)):
         if note:
             ui.data(f"  {ui.mark('skip')} {note}")
+    if report.router_limits:
+        ui.data("the router is upstream's example proxy, for comparison only:")
+    for limit in report.router_limits:
+        ui.data(f"  {ui.mark('warn')} {limit}")
     _show_findings(report, findings)
 
 

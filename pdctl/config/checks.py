@@ -336,6 +336,12 @@ def _router_kind(config: Config) -> Found:
             ("router", "kind"),
             "`vllm-example` needs `source`: a checkout or source distribution of vLLM",
         )
+    if isinstance(config.target, ExternalTarget):
+        for role, urls in (("prefill", config.target.prefill), ("decode", config.target.decode)):
+            for index, url in enumerate(urls):
+                if url.startswith("https:"):
+                    said = "`vllm-example` speaks plain HTTP to the engines"
+                    yield Problem(("target", role, index), said)
     for key in _PDCTL_ONLY:
         if key in router.model_fields_set:
             yield Problem(

@@ -561,7 +561,7 @@ class Router(Section):
     limits: RouterLimits = RouterLimits()
     """Time and size limits."""
     source: FilePath | None = None
-    """For `vllm-example`: checkout or source distribution that holds the example proxy."""
+    """For `vllm-example`: vLLM's source distribution (.tar.gz), a checkout, or the .py file."""
 
 
 class Config(Section):

@@ -9,7 +9,7 @@ from pdctl.base.process import ProcessSpec, RunningProcess
 from pdctl.config.model import Config
 from pdctl.deploy import folders
 from pdctl.deploy.world import World
-from pdctl.engine import choices
+from pdctl.engine import choices, example
 from pdctl.engine.install import InstallStep, pending
 from pdctl.engine.probe import disagreements, parse_probe, probe_command, probe_script
 from pdctl.plan.facts import Facts, HeldPort
@@ -39,6 +39,7 @@ def gather(
         NotFoundError: the model or the interpreter that the configuration names is not there.
     """
     _require_existing(world, config, deployment)
+    _require_example(world, config, deployment)
     alive = frozenset(_alive(world, state))
     found = {name: host.find(marks) for name, host in world.hosts.items()}
     engine_hosts = _engine_hosts(world, deployment)
@@ -84,6 +85,22 @@ def _require_existing(world: World, config: Config, deployment: Deployment) -> N
             _require_program(host, python)
 
 
+def _require_example(world: World, config: Config, deployment: Deployment) -> None:
+    if config.router.kind != "vllm-example":
+        return
+    written = {file.path for file in deployment.files}
+    for spec in deployment.processes:
+        script = PurePosixPath(spec.command.argv()[1])
+        if spec.role != "router" or script in written or world.hosts[spec.host].exists(script):
+            continue
+        raise NotFoundError(
+            f"there is no example proxy at `{script}`",
+            where=f"{spec.host}, key `router.source`",
+            expected="vLLM's source distribution (.tar.gz), a checkout that has it, or the .py "
+            "file itself",
+        )
+
+
 def _require_program(host: Host, python: str) -> None:
     if not host.exists(PurePosixPath(python)):
         raise NotFoundError(
@@ -116,6 +133,14 @@ def _unfit(
             yield ": ".join([error.message, *said])
         else:
             yield from disagreements(config, found)
+            if config.router.kind == "vllm-example" and found.vllm is not None:
+                yield from _missing_modules(host, python)
+
+
+def _missing_modules(host: Host, python: str) -> Iterator[str]:
+    result = host.run(example.missing_command(python), timeout=_PROBE_LIMIT_S)
+    if missing := result.stdout.split():
+        yield example.missing_modules(missing)
 
 
 def _alive(world: World, state: DeploymentState | None) -> Iterator[str]:

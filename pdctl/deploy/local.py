@@ -9,6 +9,7 @@ from pdctl.base.events import Listener, ignore
 from pdctl.config.model import Config, LocalTarget
 from pdctl.deploy.survey import Wanted
 from pdctl.deploy.world import World
+from pdctl.engine.example import is_archive, read_from_archive
 from pdctl.render.deployment import render
 from pdctl.render.model import Secrets
 from pdctl.render.place import place_of
@@ -27,13 +28,18 @@ def marks_of(name: str) -> str:
 
 
 def wanted_of(config: Config, file: Path, secrets: Secrets, *, verify: bool = True) -> Wanted:
-    """What `up` is asked for, rendered for this machine."""
+    """What `up` is asked for, rendered for this machine.
+
+    Raises:
+        NotFoundError: the archive that has the example proxy cannot be read.
+    """
     place = place_of(config)
+    example = read_example(config)
     return Wanted(
         config=config,
         file=file,
         marks=marks_of(config.name),
-        rendered=lambda chosen: render(config, place, chosen, secrets),
+        rendered=lambda chosen: render(config, place, chosen, secrets, example),
         verify=verify,
     )
 
@@ -48,6 +54,18 @@ def read_secrets(config: Config) -> Secrets:
         engine_key=_key("engine.api_key_file", config.engine.api_key_file, first_line=True),
         client_keys=_key("router.api_keys_file", config.router.api_keys_file),
     )
+
+
+def read_example(config: Config) -> bytes | None:
+    """The example proxy's file, where it has to come out of an archive; None where not.
+
+    Raises:
+        NotFoundError: it cannot be read, or has no such file.
+    """
+    source = config.router.source
+    if config.router.kind != "vllm-example" or source is None or not is_archive(source):
+        return None
+    return read_from_archive(source)
 
 
 def _key(key: str, file: Path | None, *, first_line: bool = False) -> Secret | None:

@@ -2,6 +2,7 @@
 
 from pdctl.base.facts import PairFacts, ServingFacts
 from pdctl.doctor.table import Check, Fix, Verdict, failed, passed, skipped, warned
+from pdctl.engine.example import LIMITS
 
 
 def _engine(facts: PairFacts, name: str) -> ServingFacts:
@@ -51,6 +52,17 @@ def _router_reach(facts: PairFacts, _: str) -> Verdict:
     if router.error is not None:
         return failed(f"{router.url}: {router.error}")
     return passed(f"{router.url} answers")
+
+
+def _router_kind(facts: PairFacts, _: str) -> Verdict:
+    router = facts.router
+    if router is None:
+        return skipped("the deployment has no router")
+    if router.ours:
+        return passed("it is pdctl's own")
+    if router.example:
+        return warned(*(f"upstream's example proxy: {limit}" for limit in LIMITS))
+    return skipped("the router is neither pdctl's nor upstream's example, and does not say")
 
 
 def _router_pair(facts: PairFacts, _: str) -> Verdict:
@@ -138,6 +150,17 @@ CHECKS: tuple[Check, ...] = (
         judge=_router_reach,
         meaning="Clients get no answer.",
         fix=Fix("look at its log, then start it again", ("pdctl status", "pdctl up")),
+    ),
+    Check(
+        id="router.kind",
+        title="the router compares tokens before it reuses any",
+        scope="router",
+        severity="degrade",
+        judge=_router_kind,
+        meaning="A history that was edited, shortened or rendered anew gets the KV of other "
+        "tokens, and the answer is wrong without an error.",
+        fix=Fix("set `router.kind: pdctl`", ("pdctl up",)),
+        needs=("router.reach",),
     ),
     Check(
         id="router.pair",

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from pdctl.config.model import TINY_MODEL, Config, Ec2Target, LocalTarget, Role
-from pdctl.engine import versions
+from pdctl.engine import example, versions
 from pdctl.engine.ttl import safe_router_ttl
 from pdctl.engine.versions import Backend, Traits
 
@@ -70,7 +70,9 @@ def served_name(config: Config) -> str:
 
 
 def router_ttl(config: Config) -> float:
-    """The router's TTL in seconds, chosen or the longest safe one."""
+    """The router's TTL in seconds, chosen or the longest safe one; the example proxy's own."""
+    if config.router.kind == "vllm-example":
+        return example.TTL_S
     if config.router.ttl is not None:
         return config.router.ttl
     return safe_router_ttl(config.kv.decoder_ttl)

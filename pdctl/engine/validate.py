@@ -6,9 +6,10 @@ nothing. Both are pure functions of the configuration.
 
 from collections.abc import Callable, Iterator, Mapping
 
+from pdctl.base.durations import format_duration
 from pdctl.base.problems import Loc, Problem
 from pdctl.config.model import Config, ExternalTarget
-from pdctl.engine import choices, install, ttl, versions
+from pdctl.engine import choices, example, install, ttl, versions
 from pdctl.engine.choices import ENGINE_ROLES
 from pdctl.engine.owned import (
     ENV_HOMES,
@@ -26,7 +27,7 @@ MUST_BE_EQUAL = "it must be equal on prefill and decode"
 def problems(config: Config) -> list[Problem]:
     """Everything that speaks against starting this configuration, in the order of the rules."""
     if isinstance(config.target, ExternalTarget):
-        return list(_router_ttl(config))  # the engines are somebody else's
+        return [*_router_ttl(config), *_example_proxy(config)]  # the engines are somebody else's
     found = list(_vllm_version(config))
     rules = _ALWAYS if found else (*_ALWAYS, *_WITH_KNOWN_VERSION)
     for rule in rules:
@@ -78,9 +79,8 @@ def notices(config: Config) -> list[str]:
             "`model.revision` is not set: weights that differ between hosts go unnoticed",
         ),
         (
-            config.router.kind == "vllm-example" and config.kv.decoder_ttl < _EXAMPLE_TTL_S,
-            "the example proxy offers handles for 450 s, whatever `kv.decoder_ttl` says: later "
-            "turns fail with HTTP 500",
+            config.router.kind == "vllm-example",
+            f"the example proxy is for comparison: {example.LIMITS[0]}; `pdctl status` says more",
         ),
     ]
     return [text for applies, text in said if applies]
@@ -101,7 +101,6 @@ def _all_env(config: Config) -> list[str]:
 
 
 _GPU_SHARE = 0.9  # vLLM's default; some releases take 0.92
-_EXAMPLE_TTL_S = 450.0 + ttl.DECLINE_S
 
 
 def _vllm_version(config: Config) -> Iterator[Problem]:
@@ -238,10 +237,21 @@ def _cpu_cache(config: Config) -> Iterator[Problem]:
 
 
 def _example_proxy(config: Config) -> Iterator[Problem]:
-    source = config.router.source
-    if source is not None and source.name.endswith((".tar.gz", ".zip", ".whl")):
+    if config.router.kind != "vllm-example":
+        return
+    if config.kv.decoder_ttl < example.SHORTEST_DECODER_TTL_S:
         yield Problem(
-            ("router", "source"), "is an archive; unpack it, and name the folder it makes"
+            ("kv", "decoder_ttl"),
+            f"{format_duration(config.kv.decoder_ttl)} is too short for `router.kind: "
+            f"vllm-example`, which offers handles for {example.TTL_S:g} s whatever is configured: "
+            "later turns would fail with HTTP 500",
+            hint=f"at least {example.SHORTEST_DECODER_TTL_S:g} s, or `router.kind: pdctl`",
+        )
+    source = config.router.source
+    if source is not None and source.suffix in (".zip", ".whl"):
+        yield Problem(
+            ("router", "source"),
+            f"`{source.name}` is no source distribution (.tar.gz), checkout or .py file",
         )
 
 

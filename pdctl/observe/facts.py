@@ -81,7 +81,7 @@ async def read_router(
         state = await ask_json(session, endpoint.url + STATE_PATH, key=key, timeout=timeout)
     except UnreachableError as error:
         if isinstance(error, HttpStatusError) and error.status in (404, 405):
-            return RouterFacts(endpoint.url, ours=False, ready=True)
+            return await _other_router(session, endpoint, key, timeout)
         return RouterFacts(endpoint.url, error=error.message)
     metrics: RouterMetrics | None
     try:
@@ -99,6 +99,17 @@ async def read_router(
         retained_tokens=_count(state.get("retained_tokens")),
         metrics=metrics,
     )
+
+
+async def _other_router(
+    session: aiohttp.ClientSession, endpoint: Endpoint, key: str | None, timeout: float
+) -> RouterFacts:
+    try:
+        health = await ask_json(session, endpoint.url + "/health", key=key, timeout=timeout)
+    except UnreachableError:
+        health = {}
+    # Nobody but upstream's example tells its health in these words.
+    return RouterFacts(endpoint.url, example="cached_conversations" in health, ready=True)
 
 
 async def _maybe_router(

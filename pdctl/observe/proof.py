@@ -10,6 +10,7 @@ from typing import Literal
 
 from pdctl.base.errors import BadAnswerError
 from pdctl.base.facts import RouterFacts, Side, TwoTurnFacts
+from pdctl.engine.example import LIMITS
 from pdctl.observe.endpoints import Endpoints
 from pdctl.observe.turns import Turn
 
@@ -190,6 +191,7 @@ class VerifyReport:
         cold_ttft_ms: of turn 2 when nothing was reused, the same way through the router.
         chat: the second turn of an ordinary chat, told but not judged.
         reason, side, hints: see `TwoTurnFacts`.
+        router_limits: what a router that is not pdctl's is known not to do.
     """
 
     ok: bool
@@ -207,6 +209,7 @@ class VerifyReport:
     reason: str = ""
     side: Side | None = None
     hints: tuple[str, ...] = ()
+    router_limits: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """`verify --json`: `ok`, `turns`, `output_equal` and `bytes_pulled` are the contract."""
@@ -226,6 +229,7 @@ class VerifyReport:
             "reason": self.reason,
             "side": self.side,
             "hints": list(self.hints),
+            "router_limits": list(self.router_limits),
         }
 
     def facts(self) -> TwoTurnFacts:
@@ -269,6 +273,7 @@ def judge(evidence: Evidence) -> VerifyReport:
         reason=fault.reason if fault else "",
         side=fault.side if fault else None,
         hints=fault.hints if fault else (),
+        router_limits=LIMITS if evidence.router.example else (),
     )
 
 

@@ -10,6 +10,7 @@ import aiohttp
 from pdctl.base.errors import PdctlError
 from pdctl.base.explain import STATE_PATH
 from pdctl.base.process import ROLES, RoleName
+from pdctl.engine.example import LIMITS
 from pdctl.observe.http import ask, ask_json
 from pdctl.state.model import DeploymentState, Phase, ProcessRecord
 from pdctl.targets.base import Host
@@ -66,6 +67,7 @@ class Status:
     Attributes:
         phase: where `up` or `down` is; None when there is no state.
         proven_at, reused_tokens: the last proof that succeeded, if it was about what runs now.
+        router_limits: what a router that is not pdctl's cannot do.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Status:
     phase: Phase | None = None
     proven_at: float | None = None
     reused_tokens: int | None = None
+    router_limits: tuple[str, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -89,6 +92,7 @@ class Status:
             "target": self.target,
             "roles": [role.as_dict() for role in self.roles],
             "kv": {"decoder_ttl": self.decoder_ttl, "router_ttl": self.router_ttl},
+            **({"router_limits": list(self.router_limits)} if self.router_limits else {}),
         }
 
 
@@ -107,7 +111,12 @@ async def read_status(hosts: Mapping[str, Host], state: DeploymentState) -> Stat
         phase=state.phase,
         proven_at=proof.at if proof else None,
         reused_tokens=proof.reused_tokens if proof else None,
+        router_limits=LIMITS if any(map(_is_example, records)) else (),
     )
+
+
+def _is_example(record: ProcessRecord) -> bool:
+    return record.role == "router" and record.argv[1:4] != ("-m", "pdctl", "router")
 
 
 async def _read_role(

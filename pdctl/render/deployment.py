@@ -9,6 +9,7 @@ from pdctl.engine import choices
 from pdctl.engine.argv import EnginePaths, EngineSecrets, engine_command
 from pdctl.engine.choices import ENGINE_ROLES, EngineRole
 from pdctl.engine.environment import engine_python, recipe_of
+from pdctl.engine.example import is_archive
 from pdctl.engine.models import tiny_model_dir, tiny_model_step
 from pdctl.engine.plugin_bundle import bundle_files, bundle_name
 from pdctl.engine.validate import notices
@@ -22,14 +23,18 @@ from pdctl.render.model import (
     RenderedFile,
     Secrets,
 )
-from pdctl.render.router import Urls, router_command, router_files
+from pdctl.render.router import Urls, example_script, router_command, router_files
 from pdctl.render.spots import THIS_MACHINE, Spot, hosts_of, spots_of
 
 _NO_SECRETS = Secrets()
 
 
 def render(
-    config: Config, place: Place, chosen: Chosen = SHOWN, secrets: Secrets = _NO_SECRETS
+    config: Config,
+    place: Place,
+    chosen: Chosen = SHOWN,
+    secrets: Secrets = _NO_SECRETS,
+    example: bytes | None = None,
 ) -> Deployment:
     """The whole deployment. Pure: the same values give the same result.
 
@@ -38,6 +43,8 @@ def render(
         place: where things are on the hosts (`render.place.place_of`).
         chosen: what only a start knows; by default placeholders stand for it.
         secrets: shown as a mask wherever the result is printed.
+        example: content of the example proxy's file, where it comes out of an archive; without
+            it the file is not among the deployment's.
     """
     recipe = recipe_of(
         config, place.cache, default_python=place.default_python, torch_index=place.torch_index
@@ -52,14 +59,20 @@ def render(
     ]
     urls = _urls(config, engines)
     routers = [
-        _router(config, spot, place, python, urls) for spot in spots if spot.role == "router"
+        _spec(spot, place, router_command(config, spot, place, python, urls, secrets.engine_key))
+        for spot in spots
+        if spot.role == "router"
     ]
     makes_model = choices.is_tiny(config) and not external
     return Deployment(
         name=config.name,
         processes=(*engines, *routers),
         directories=tuple(_directories(config, place, spots)),
-        files=(*_plugin_files(config, place, spots), *_key_files(config, place, spots, secrets)),
+        files=(
+            *_plugin_files(config, place, spots),
+            *_key_files(config, place, spots, secrets),
+            *_example_files(config, place, spots, example),
+        ),
         recipe=recipe,
         model_step=tiny_model_step(place.cache, python=python) if makes_model else None,
         notices=tuple(notices(config)),
@@ -87,12 +100,6 @@ def _engine(
 
 def _engine_role(spot: Spot) -> EngineRole:
     return "prefill" if spot.role == "prefill" else "decode"
-
-
-def _router(
-    config: Config, spot: Spot, place: Place, engine_python: str, urls: Urls
-) -> ProcessSpec:
-    return _spec(spot, place, router_command(config, spot, place, engine_python, urls))
 
 
 def _spec(spot: Spot, place: Place, command: Command) -> ProcessSpec:
@@ -136,6 +143,8 @@ def _directories(config: Config, place: Place, spots: Sequence[Spot]) -> Iterato
             paths = _paths(config, place, spot)
             yield RenderedDir(spot.host, paths.control)
             yield RenderedDir(spot.host, paths.status)
+        elif _copies_example(config):
+            yield RenderedDir(spot.host, example_script(config, place).parent)
 
 
 def _plugin_files(config: Config, place: Place, spots: Sequence[Spot]) -> Iterator[RenderedFile]:
@@ -163,3 +172,16 @@ def _key_files(
             if path is not None:
                 content = b"" if key is None else key.value.encode()
                 yield RenderedFile(spot.host, path, content, mode=0o600, secret=True)
+
+
+def _example_files(
+    config: Config, place: Place, spots: Sequence[Spot], content: bytes | None
+) -> Iterator[RenderedFile]:
+    for spot in spots:
+        if spot.role == "router" and content is not None and _copies_example(config):
+            yield RenderedFile(spot.host, example_script(config, place), content)
+
+
+def _copies_example(config: Config) -> bool:
+    source = config.router.source
+    return config.router.kind == "vllm-example" and source is not None and is_archive(source)

@@ -6,12 +6,10 @@ from pathlib import PurePath, PurePosixPath
 
 from pdctl.base.command import Command, Part, Secret
 from pdctl.config.model import Config, Router, RouterLimits
-from pdctl.engine import choices
+from pdctl.engine import choices, example
 from pdctl.engine.choices import EngineRole
 from pdctl.render.model import Place
 from pdctl.render.spots import THIS_MACHINE, Spot
-
-_EXAMPLE_PROXY = "examples/disaggregated/disaggregated_serving/disagg_proxy_multiturn.py"
 
 _ENV: Mapping[str, Part] = {
     "PYTHONSAFEPATH": "1",  # a stray `pdctl` in the working directory must not be what runs
@@ -48,12 +46,25 @@ def router_files(config: Config, place: Place, spot: Spot) -> RouterFiles:
 
 
 def router_command(
-    config: Config, spot: Spot, place: Place, engine_python: str, urls: Urls
+    config: Config,
+    spot: Spot,
+    place: Place,
+    engine_python: str,
+    urls: Urls,
+    engine_key: Secret | None = None,
 ) -> Command:
     """One router's command; upstream's example proxy runs with the engine's interpreter."""
     if config.router.kind == "vllm-example":
-        return _example(config, spot, place, engine_python, urls)
+        return _example(config, spot, place, engine_python, urls, engine_key)
     return _own(config, spot, place, urls)
+
+
+def example_script(config: Config, place: Place) -> PurePosixPath:
+    """The example proxy's file on the router's host."""
+    source = PurePosixPath(config.router.source or "")
+    if example.is_archive(source):
+        return place.state / "example" / example.FILE_NAME
+    return source if source.suffix == ".py" else source / example.PATH
 
 
 def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
@@ -106,15 +117,21 @@ def _number(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-def _example(config: Config, spot: Spot, place: Place, python: str, urls: Urls) -> Command:
-    source = PurePosixPath(config.router.source or "")
-    script = source if source.suffix == ".py" else source / _EXAMPLE_PROXY
+def _example(
+    config: Config, spot: Spot, place: Place, python: str, urls: Urls, key: Secret | None
+) -> Command:
+    # Engines that something else runs say nothing of their interpreter.
+    python = python or config.engine.python or place.default_python
+    env = dict(_ENV)
+    if config.engine.api_key_file is not None:
+        env[example.KEY_ENV] = key or Secret("")
     words = ["--host", spot.address, "--port", str(spot.port)]
     for role, flag in (("prefill", "prefiller"), ("decode", "decoder")):
         ends = [_host_and_port(url) for url in urls["prefill" if role == "prefill" else "decode"]]
         words += [f"--{flag}-hosts", *(host for host, _ in ends)]
         words += [f"--{flag}-ports", *(port for _, port in ends)]
-    return Command((python, str(script), *words), _ENV, cwd=str(place.temp))
+    script = example_script(config, place)
+    return Command((python, str(script), *words), env, cwd=str(place.temp))
 
 
 def _host_and_port(url: str) -> tuple[str, str]:

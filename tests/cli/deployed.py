@@ -40,6 +40,7 @@ class Deployed:
         self.python = folder / "python"
         script = f"""#!/bin/sh
 if [ "$*" = "-I -" ]; then echo '{json.dumps(ENGINE)}'; exit; fi
+if [ "$1 $2" = "-I -c" ]; then echo; exit; fi  # it has every module
 if [ "$1" = -m ]; then shift 2; set -- {SERVER} "$@"; fi
 exec {sys.executable} -I -S "$@"
 """

@@ -1,4 +1,5 @@
 from pdctl.base.exits import ExitCode
+from pdctl.engine.example import LIMITS
 from tests.cli.deployed import NAME, Deployed
 from tests.cli.helpers import run_cli
 
@@ -25,7 +26,8 @@ def test_json_has_the_shape_of_the_contract(deployed: Deployed) -> None:
             }
             for role in ("prefill", "decode", "router")
         ],
-        "kv": {"decoder_ttl": 480.0, "router_ttl": 472.0},
+        "kv": {"decoder_ttl": 480.0, "router_ttl": 450.0},
+        "router_limits": list(LIMITS),
     }
 
 
@@ -52,7 +54,14 @@ def test_the_table_fits_a_terminal(deployed: Deployed) -> None:
     assert len(lines) == 4
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].split() == ["process", "host", "pid", "port", "health", "version", "age"]
-    assert "decode keeps blocks 8m, the router offers them 7m52s" in result.stderr
+    assert "decode keeps blocks 8m, the router offers them 7m30s" in result.stderr
+
+
+def test_what_the_example_proxy_cannot_do_is_said(deployed: Deployed) -> None:
+    run_cli(*deployed.args("up", "--no-verify"))
+    told = run_cli(*deployed.args("status")).stderr
+    assert "the router is upstream's example proxy, for comparison only:" in told
+    assert all(limit in told for limit in LIMITS)
 
 
 def test_nothing_started_is_a_bad_answer_with_the_way_on(deployed: Deployed) -> None:

@@ -2,6 +2,7 @@ import json
 import shlex
 import signal
 import subprocess
+import tarfile
 import urllib.request
 from pathlib import Path
 
@@ -112,6 +113,43 @@ def test_an_engine_that_does_not_fit_is_refused_before_anything_starts(
     deployed.python.write_text("#!/bin/sh\necho not for you >&2; exit 1\n")
     result = run_cli(*deployed.args("plan"))
     assert "the engine's Python did not answer the probe: not for you" in result.stderr
+    assert deployed.running() == []
+
+
+def test_an_engine_without_what_the_example_proxy_imports_is_refused(deployed: Deployed) -> None:
+    script = deployed.python.read_text()
+    deployed.python.write_text(script.replace("then echo; exit", "then echo httpx; exit"))
+    result = run_cli(*deployed.args("up", "--no-verify"))
+    assert result.exit_code == ExitCode.BAD_ANSWER
+    assert "the example proxy needs `httpx`, which the engine's Python does not" in result.stderr
+    assert deployed.running() == []
+
+
+def test_a_checkout_without_the_example_proxy_is_not_found(deployed: Deployed) -> None:
+    deployed.write(router={"kind": "vllm-example", "source": str(deployed.folder), "port": 0})
+    result = run_cli(*deployed.args("up", "--no-verify"))
+    assert result.exit_code == ExitCode.NOT_FOUND
+    path = f"{deployed.folder}/examples/disaggregated/disaggregated_serving"
+    assert f"there is no example proxy at `{path}/disagg_proxy_multiturn.py`" in result.stderr
+    assert deployed.running() == []
+
+
+def test_the_example_proxy_comes_out_of_a_source_distribution_and_goes(
+    deployed: Deployed,
+) -> None:
+    archive = deployed.folder / "vllm-0.33.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as out:
+        out.add(deployed.folder / "router.py", "vllm-0.33.0/examples/x/disagg_proxy_multiturn.py")
+    deployed.write(router={"kind": "vllm-example", "source": str(archive), "port": 0})
+    result = run_cli(*deployed.args("up", "--no-verify"))
+    assert result.exit_code == 0, result.stderr
+    script = deployment_dir(NAME) / "example" / "disagg_proxy_multiturn.py"
+    assert deployed.state().processes["router-0"].argv[1] == str(script)
+    assert script.read_bytes() == (deployed.folder / "router.py").read_bytes()
+    again = run_cli(*deployed.args("up", "--no-verify"))
+    assert "nothing to do" in again.stderr
+    assert run_cli(*deployed.args("down", "--yes")).exit_code == 0
+    assert not script.parent.exists()
     assert deployed.running() == []
 
 

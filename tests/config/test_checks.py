@@ -265,6 +265,9 @@ ROUTER = {
         "4:16 router.kind: `vllm-example` needs `source`: a checkout or source distribution of vLLM"
     ],
     "router: {kind: vllm-example, source: ./vllm}": [],
+    "router: {kind: vllm-example, source: ./vllm, request_log_keep: 2}": [
+        "4:46 router.request_log_keep: has no effect on `kind: vllm-example` (remove it)"
+    ],
     "router: {kind: vllm-example, source: ./vllm, ttl: 400, reuse_share: 1.0}": [
         "4:46 router.ttl: has no effect on `kind: vllm-example` (remove it)",
         "4:56 router.reuse_share: has no effect on `kind: vllm-example` (remove it)",

@@ -29,6 +29,7 @@ from pdctl.doctor.table import (
     skipped,
     warned,
 )
+from pdctl.engine.example import LIMITS
 
 METRICS = EngineMetrics(block_size=128)
 PREFILL = ServingFacts(
@@ -239,6 +240,19 @@ def test_a_router_that_is_down() -> None:
     facts = replace(GOOD, router=replace(GOOD.router, error="refused"))
     assert verdict(facts, "router.reach").status == "fail"
     assert verdict(facts, "runtime.two_turn").evidence == ("needs router.reach on demo",)
+
+
+def test_the_example_proxy_is_flagged_with_each_of_its_limits() -> None:
+    assert GOOD.router is not None
+    facts = replace(GOOD, router=replace(GOOD.router, ours=False, example=True))
+    finding = verdict(facts, "router.kind")
+    assert (finding.status, finding.severity) == ("warn", "degrade")
+    assert "compares no tokens" in finding.evidence[0]
+    assert len(finding.evidence) == len(LIMITS)
+    assert finding.fix is not None
+    assert "router.kind: pdctl" in finding.fix.text
+    unknown = replace(GOOD, router=replace(GOOD.router, ours=False))
+    assert verdict(unknown, "router.kind").status == "skip"
 
 
 def test_pairs_out_of_use() -> None:

@@ -153,9 +153,28 @@ def test_relative_paths_of_other_hosts() -> None:
     assert found(model={"id": "./weights"}) == []  # on this machine: relative to the file
 
 
-def test_an_archive_is_no_checkout() -> None:
-    pairs = found(router={"kind": "vllm-example", "source": "vllm-0.33.0.tar.gz"})
-    assert keys(pairs) == ["router.source"]
+def test_what_the_example_proxy_can_come_from() -> None:
+    def of(source: str) -> list[tuple[str, str]]:
+        return found(router={"kind": "vllm-example", "source": source})
+
+    assert of("vllm-0.33.0.tar.gz") == of("/src/vllm") == of("/src/proxy.py") == []
+    assert of("vllm-0.33.0.whl") == [
+        (
+            "router.source",
+            "`vllm-0.33.0.whl` is no source distribution (.tar.gz), checkout or .py file",
+        )
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "fine"), [(457, False), (458, True)])
+def test_decode_must_keep_blocks_longer_than_the_example_proxy_offers_them(
+    seconds: int, fine: bool
+) -> None:
+    example = {"kind": "vllm-example", "source": "/src/vllm"}
+    pairs = found(kv={"decoder_ttl": seconds}, router=example)
+    assert keys(pairs) == ([] if fine else ["kv.decoder_ttl"])
+    assert fine or "offers handles for 450 s whatever is configured" in pairs[0][1]
+    assert found(kv={"decoder_ttl": seconds}) == []
 
 
 # --- what has a home, and what must be equal -----------------------------------------------------
@@ -336,10 +355,9 @@ def test_the_community_build_is_named_as_such() -> None:
         ({"model": {"revision": None}}, "weights that differ between hosts go unnoticed"),
         (
             {
-                "kv": {"decoder_ttl": 300},
                 "router": {"kind": "vllm-example", "source": "/src/vllm"},
             },
-            "offers handles for 450 s",
+            "it compares no tokens",
         ),
     ],
 )

@@ -143,6 +143,7 @@ class FakeRouter:
     decode: FakeEngine
     ready: bool = True
     ours: bool = True
+    example: bool = False
     canary: str = ""
     reason: str = ""
     wrong_when_reusing: bool = False
@@ -166,9 +167,14 @@ class FakeRouter:
         if self.ours:
             app.router.add_get("/pdctl/v1/state", self._state)
             app.router.add_delete("/v1/conversations/{id}", self._forget)
+        if self.example:
+            app.router.add_get("/health", self._example_health)
         app.router.add_post("/v1/completions", self._turn)
         app.router.add_post("/v1/chat/completions", self._turn)
         return app
+
+    async def _example_health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "cached_conversations": 0, "evicted_stale": 0})
 
     @web.middleware
     async def _note_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -68,6 +68,17 @@ async def test_another_router_is_known_as_such() -> None:
         facts = await gather(session, pair.endpoints)
     assert facts.router is not None
     assert (facts.router.ours, facts.router.ready, facts.router.error) == (False, True, None)
+    assert not facts.router.example
+
+
+async def test_upstreams_example_is_known_by_how_it_tells_its_health() -> None:
+    async with (
+        fake_pair(ours=False, example=True) as pair,
+        aiohttp.ClientSession() as session,
+    ):
+        facts = await gather(session, pair.endpoints)
+    assert facts.router is not None
+    assert (facts.router.ours, facts.router.example, facts.router.ready) == (False, True, True)
 
 
 async def test_what_does_not_answer_has_an_error_and_stops_nothing() -> None:

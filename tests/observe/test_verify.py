@@ -9,6 +9,7 @@ import pytest
 
 from pdctl.base.errors import BadAnswerError, PermissionDeniedError, UnreachableError
 from pdctl.base.events import Event, StepProgress, StepWaiting
+from pdctl.engine.example import LIMITS
 from pdctl.observe.proof import VerifyReport, format_bytes, plan_sizes
 from pdctl.observe.turns import TurnLimits
 from pdctl.observe.verify import VerifyOptions, random_words, verify
@@ -67,6 +68,7 @@ async def test_a_healthy_pair_is_proven_in_words_and_in_json() -> None:
         "reason": "",
         "side": None,
         "hints": [],
+        "router_limits": [],
     }
 
 
@@ -139,6 +141,13 @@ async def test_another_router_is_proven_by_the_engines_own_counters() -> None:
     assert report.turns[1].reused_tokens == 271
     assert report.turns[1].outcome is None
     assert "`vllm:prompt_tokens_by_source`" in report.proved[0]
+
+
+async def test_a_proof_of_the_example_proxy_says_what_that_cannot_do() -> None:
+    async with fake_pair(ours=False, example=True) as pair:
+        report = await run(pair)
+    assert report.ok
+    assert report.as_dict()["router_limits"] == list(LIMITS)
 
 
 async def test_what_a_router_only_believes_is_checked_with_the_engine() -> None:

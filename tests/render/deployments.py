@@ -24,8 +24,9 @@ def rendered(
     chosen: Chosen = SHOWN,
     secrets: Secrets = Secrets(),  # noqa: B008
     place: Place = PLACE,
+    example: bytes | None = None,
     **change: Any,
 ) -> tuple[Config, Deployment]:
     """The configuration and what is rendered from it."""
     made = config(base, **change)
-    return made, render(made, place, chosen, secrets)
+    return made, render(made, place, chosen, secrets, example)

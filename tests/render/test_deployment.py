@@ -181,6 +181,37 @@ def test_the_example_proxy() -> None:
     assert by_name(single)["router-0"].command.argv()[1] == "/src/proxy.py"
 
 
+def test_the_example_proxy_of_an_archive_is_a_file_of_the_deployment() -> None:
+    change: dict[str, Any] = {"router": {"kind": "vllm-example", "source": "/src/vllm.tar.gz"}}
+    _, deployment = rendered(**change)
+    script = by_name(deployment)["router-0"].command.argv()[1]
+    assert script == "/state/x/example/disagg_proxy_multiturn.py"
+    assert script not in [str(file.path) for file in deployment.files]
+    _, known = rendered(example=b"import httpx\n", **change)
+    (file,) = [file for file in known.files if str(file.path) == script]
+    assert file.content == b"import httpx\n"
+    folders = [str(each.path) for each in known.directories]
+    assert "/state/x/example" in folders
+    _, other = rendered(example=b"x", router={"kind": "vllm-example", "source": "/src/vllm"})
+    assert not [file for file in other.files if "disagg" in file.path.name]
+
+
+def test_the_example_proxy_shows_the_engines_their_key() -> None:
+    _, deployment = rendered(
+        router={"kind": "vllm-example", "source": "/src/vllm"},
+        engine={"api_key_file": "engine.key"},
+        secrets=Secrets(engine_key=Secret("sesame")),
+    )
+    command = by_name(deployment)["router-0"].command
+    assert command.environ()["OPENAI_API_KEY"] == "sesame"
+    assert "sesame" not in command.masked() + repr(deployment)
+
+
+def test_the_example_proxy_for_engines_that_something_else_runs() -> None:
+    _, deployment = rendered(EXTERNAL, router={"kind": "vllm-example", "source": "/src/vllm"})
+    assert by_name(deployment)["router-0"].command.argv()[0] == PLACE.default_python
+
+
 def test_what_a_start_chooses_and_nothing_else_changes() -> None:
     free = {"prefill": {"port": 0, "side_channel_port": 0}, "decode": {"port": 0}}
     change: dict[str, Any] = {"target": free, "router": {"port": 0}}
