@@ -3,6 +3,7 @@
 # vLLM and NIXL, as exported on /metrics.
 VLLM_KV_USAGE = "vllm:kv_cache_usage_perc"
 VLLM_WAITING = "vllm:num_requests_waiting"
+VLLM_WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 VLLM_RUNNING = "vllm:num_requests_running"
 VLLM_CACHE_CONFIG = "vllm:cache_config_info"
 VLLM_PROMPT_TOKENS_BY_SOURCE = "vllm:prompt_tokens_by_source"
