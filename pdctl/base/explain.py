@@ -13,6 +13,9 @@ TURN_HEADER = "x-pdctl-turn"
 REQUEST_ID_HEADER = "x-pdctl-request-id"
 CONVERSATION_HEADER = "x-conversation-id"
 STATE_PATH = "/pdctl/v1/state"
+REUSE_PATH = "/pdctl/v1/reuse"
+ADMIN_TENANT = "admin"
+"""Whose API key may change how a router works."""
 
 Outcome = Literal["HIT", "PARTIAL", "MISS", "OFF"]
 

@@ -712,6 +712,8 @@ class _Turn:
         block_size = self.fleet.decode[self.report.decode].block_size
         if not self.retain:
             return None, "not_reusable"
+        if not self.policy.reuses(self.request.tenant, self.request.conversation):
+            return None, "reuse_off"  # switched off meanwhile
         generated = match.packed(harvest.generated)
         if not self.packed or generated is None:
             return None, "prompt_unknown"

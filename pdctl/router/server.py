@@ -25,6 +25,7 @@ from pdctl.base.requestlog import RequestRecord
 from pdctl.base.sse import event_of
 from pdctl.base.words import one_line
 from pdctl.router import legs, prefixes
+from pdctl.router.admin import ReuseSwitch
 from pdctl.router.core import Policy, Release, Report, TurnRequest, run_turn
 from pdctl.router.driver import Background, Driver, Shared, release
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
@@ -97,6 +98,9 @@ class Router:
         self.watcher = Watcher(self.shared, self.policy)
         self.draining = False
         self._api_keys = api_keys
+        self.switch = ReuseSwitch(
+            self.shared, self.policy, lambda: self._api_keys, lambda r: r.get(_TENANT, "")
+        )
         self._in_flight = 0
         self._limits_running: set[asyncio.Timeout] = set()
         self.log = RequestLog(
@@ -119,6 +123,7 @@ class Router:
         add.add_get("/metrics", self._metrics)
         add.add_get(STATE_PATH, self._state)
         add.add_delete("/v1/conversations/{id}", self._forget)
+        self.switch.add_to(app)
         for method, path in PASSED:
             add.add_route(method, path, self._pass)
         app.on_startup.append(self._start)

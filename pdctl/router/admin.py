@@ -1,0 +1,142 @@
+"""Switching reuse while the router runs: `GET` and `PUT /pdctl/v1/reuse`.
+
+The switch is this process's alone: it lasts until the process ends, and a router that starts
+takes `router.reuse_share` again.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from pdctl.base.explain import ADMIN_TENANT, REUSE_PATH
+from pdctl.base.words import one_line
+from pdctl.router import legs
+from pdctl.router.core import Policy, Release
+from pdctl.router.driver import Shared, release
+from pdctl.router.handle import Handle
+from pdctl.router.keys import ApiKeys
+
+log = logging.getLogger("pdctl.router")
+
+
+class WrongSetting(Exception):  # noqa: N818 - the client's error, which the text tells
+    """What was sent is no setting."""
+
+
+class ReuseSwitch:
+    """Shows and changes for whom reuse is on.
+
+    Args:
+        api_keys: gives the clients' keys; None where there are none, and then whoever reaches
+            the router may switch, as they may use it. Else only the tenant `admin` may: an
+            address proves nothing, since a proxy on this host has loopback's.
+        tenant_of: whose request it is, as its key has proven.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        policy: Policy,
+        api_keys: Callable[[], ApiKeys | None],
+        tenant_of: Callable[[web.Request], str],
+    ) -> None:
+        self._shared = shared
+        self._policy = policy
+        self._api_keys = api_keys
+        self._tenant_of = tenant_of
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the two routes."""
+        app.router.add_get(REUSE_PATH, self._get)
+        app.router.add_put(REUSE_PATH, self._put)
+
+    def state(self) -> dict[str, object]:
+        """What both answers say."""
+        return {"share": self._policy.share, "tenants": dict(self._policy.tenant_shares)}
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return self._refusal(request) or web.json_response(self.state())
+
+    async def _put(self, request: web.Request) -> web.Response:
+        if refusal := self._refusal(request):
+            return refusal
+        try:
+            async with asyncio.timeout(self._shared.limits.idle):
+                share, tenants = parse_setting(await request.read())
+            self._require_known(tenants)
+        except WrongSetting as wrong:
+            return _error(400, str(wrong), "invalid_request")
+        self._policy.share = share
+        self._policy.tenant_shares = tenants
+        log.warning("reuse is set to %g, by tenant: %s", share, one_line(str(tenants)))
+        return web.json_response(self.state() | {"released": await self._give_back()})
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        if self._api_keys() is None or self._tenant_of(request) == ADMIN_TENANT:
+            return None
+        return _error(403, f"Only a key of the tenant `{ADMIN_TENANT}` may do this", "forbidden")
+
+    def _require_known(self, tenants: dict[str, float]) -> None:
+        """A name that is misspelt would switch nothing off."""
+        keys = self._api_keys()
+        known = set() if keys is None else set(keys.tenants.values())
+        for name in tenants:
+            if name not in known:
+                raise WrongSetting(f"No API key has the tenant `{name}`")
+
+    async def _give_back(self) -> int:
+        """Release what was kept for those who do not reuse any more. Returns how many."""
+        if min(self._policy.share, *self._policy.tenant_shares.values(), 1.0) == 1.0:
+            return 0
+        store = self._shared.store
+        released = 0
+        for handle in await store.take_all():
+            if self._policy.reuses(handle.scope.tenant, handle.conversation):
+                for gone in await store.put(handle):
+                    self._release(gone, "evicted")
+            else:
+                self._release(handle, "reuse_off")
+                released += 1
+        return released
+
+    def _release(self, handle: Handle, reason: str) -> None:
+        prefill = self._shared.fleet.choose_prefill() or ""
+        action = Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
+        self._shared.background.run(release(self._shared, action, {}))
+
+
+def parse_setting(raw: bytes) -> tuple[float, dict[str, float]]:
+    """The whole setting: `{"share": 0 to 1, "tenants": {name: 0 to 1}}`.
+
+    Raises:
+        WrongSetting: it is something else.
+    """
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        raise WrongSetting("The body is not JSON") from None
+    if not isinstance(body, dict) or "share" not in body or body.keys() - {"share", "tenants"}:
+        raise WrongSetting("The body must be an object with `share` and perhaps `tenants`")
+    tenants = body.get("tenants", {})
+    if not isinstance(tenants, dict):
+        raise WrongSetting("`tenants` must be an object of shares by name")
+    return _share(body["share"]), {name: _share(value) for name, value in tenants.items()}
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise WrongSetting("A share must be a number from 0 to 1")
+    return float(value)
+
+
+def _error(status: int, message: str, kind: str) -> web.Response:
+    return web.Response(
+        status=status,
+        body=legs.error_body(message, kind, status, uuid.uuid4().hex),
+        content_type="application/json",
+    )
