@@ -12,6 +12,7 @@ from pdctl.cli.down import down
 from pdctl.cli.init import init
 from pdctl.cli.plan import plan
 from pdctl.cli.render import render
+from pdctl.cli.reuse import reuse
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
 from pdctl.cli.status import status
@@ -32,6 +33,7 @@ app.command()(plan)
 app.command()(up)
 app.command()(status)
 app.command()(down)
+app.command()(reuse)
 app.command()(router)
 app.command()(schema)
 app.command()(verify)

@@ -110,6 +110,15 @@ def first_key(text: str) -> str | None:
     return None
 
 
+def tenant_key(text: str, tenant: str) -> str | None:
+    """A key of one tenant in that file; None when it has none."""
+    for raw in text.splitlines():
+        name, colon, key = raw.partition("#")[0].strip().partition(":")
+        if colon and name.strip() == tenant:
+            return key.strip()
+    return None
+
+
 def _endpoint(process: Served) -> Endpoint:
     if not process.port:
         raise UnreachableError(
