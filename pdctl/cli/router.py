@@ -30,7 +30,9 @@ def router(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="A limit as name=value, see docs/router.md.")
     ] = None,
-    store: Annotated[str, typer.Option(help="Where handles are kept.")] = "memory",
+    store: Annotated[
+        str, typer.Option(help="Where handles are kept: memory, or redis://…")
+    ] = "memory",
     api_keys: Annotated[
         Path | None, typer.Option("--api-keys", help="File with the clients' API keys.")
     ] = None,
@@ -66,10 +68,6 @@ def router(
         format="%(asctime)s [%(levelname)s] "
         f"{deployment + ' ' if deployment else ''}%(name)s: %(message)s",
     )
-    if store != "memory":
-        raise UsageError(
-            f"`{store}` is not a store that this version has", where="--store", expected="memory"
-        )
     try:
         seconds = parse_duration(ttl)
     except ValueError as error:
@@ -83,6 +81,8 @@ def router(
         ttl=seconds,
         threshold=threshold,
         reuse_share=reuse_share,
+        store=store,
+        deployment=deployment or "default",
         request_log=request_log,
         request_log_mib=request_log_mib,
         request_log_keep=request_log_keep,

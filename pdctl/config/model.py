@@ -143,8 +143,8 @@ Url = Annotated[
 Store = Annotated[
     str,
     _text(
-        r"^memory$|^rediss?://[^\s/@]*@?[^\s/@]+(/[0-9]+)?$",
-        "`memory` or `redis://host:port/db` (`rediss://` for TLS)",
+        r"^memory$|^(redis|valkey)s?://[^\s/@]*@?[^\s/@]+(/[0-9]+)?$",
+        "`memory` or `redis://host:port/db` (`rediss://` for TLS; `valkey://` too)",
     ),
 ]
 """Where routers keep handles."""
@@ -519,6 +519,8 @@ class RouterLimits(Section):
     """For a prefill that pulls blocks, whatever its length, before it is tried again cold."""
     first_byte: PositiveSeconds = 120.0
     """For decode to send its first byte."""
+    store: PositiveSeconds = 0.5
+    """For one operation of a store that routers share."""
     idle: PositiveSeconds = 120.0
     """Between two bytes of decode, for a client's body to come, and for a client to read on."""
     total: PositiveSeconds = 3600.0

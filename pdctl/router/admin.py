@@ -93,16 +93,13 @@ class ReuseSwitch:
         """Release what was kept for those who do not reuse any more. Returns how many."""
         if min(self._policy.share, *self._policy.tenant_shares.values(), 1.0) == 1.0:
             return 0
-        store = self._shared.store
-        released = 0
-        for handle in await store.take_all():
-            if self._policy.reuses(handle.scope.tenant, handle.conversation):
-                for gone in await store.put(handle):
-                    self._release(gone, "evicted")
-            else:
-                self._release(handle, "reuse_off")
-                released += 1
-        return released
+        reuses = self._policy.reuses
+        taken = await self._shared.store.take_all(
+            lambda tenant, conversation: not reuses(tenant, conversation)
+        )
+        for handle in taken:
+            self._release(handle, "reuse_off")
+        return len(taken)
 
     def _release(self, handle: Handle, reason: str) -> None:
         prefill = self._shared.fleet.choose_prefill() or ""

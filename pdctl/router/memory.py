@@ -94,10 +94,12 @@ class MemoryStore:
             taken.append(handle)
         return taken
 
-    async def take_all(self, tenant: str | None = None) -> list[Handle]:
-        """Every handle, or a tenant's."""
+    async def take_all(
+        self, wanted: Callable[[str, Conversation], bool] = lambda tenant, conversation: True
+    ) -> list[Handle]:
+        """Every handle that is wanted."""
         return self._remove_all(
-            [h.id for h in self._handles.values() if tenant is None or h.scope.tenant == tenant]
+            [h.id for h in self._handles.values() if wanted(h.scope.tenant, h.conversation)]
         )
 
     async def take_expired(self, now: float) -> list[Handle]:

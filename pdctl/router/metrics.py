@@ -54,6 +54,9 @@ class RouterMetrics:
         self.pair_ok = Gauge(
             names.ROUTER_PAIR_OK, "1 when reuse was proven", ["prefill", "decode"], registry=add
         )
+        self.store_errors = Counter(
+            names.ROUTER_STORE_ERRORS, "Failures of the shared store", ["operation"], registry=add
+        )
         self.alarms = Counter(
             names.ROUTER_ALARMS, "What must not happen, by kind", ["kind"], registry=add
         )

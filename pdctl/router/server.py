@@ -78,6 +78,7 @@ class Router:
         api_keys: ApiKeys | None = None,
     ) -> None:
         limits = settings.limits
+        metrics = RouterMetrics()
         self.settings = settings
         self.policy = Policy(
             threshold=settings.threshold,
@@ -90,8 +91,8 @@ class Router:
         self.shared = Shared(
             engines=Engines(limits, key),
             fleet=Fleet(settings.prefill, settings.decode),
-            store=store or MemoryStore(),
-            metrics=RouterMetrics(),
+            store=store or store_of(settings, metrics),
+            metrics=metrics,
             limits=limits,
             background=Background(),
         )
@@ -420,7 +421,26 @@ class Router:
         self.watcher_task.cancel()
         await self.shared.background.drain(self.settings.limits.drain)
         await self.shared.engines.close()
+        await self.shared.store.close()
         self.log.close()
+
+
+def store_of(settings: RouterSettings, metrics: RouterMetrics) -> HandleStore:
+    """The store that the settings name.
+
+    Raises:
+        UsageError: when its URL is none, or the package for it is missing.
+    """
+    if settings.store == "memory":
+        return MemoryStore()
+    from pdctl.router.redis_store import RedisStore  # most routers need no such package
+
+    return RedisStore.open(
+        settings.store,
+        name=settings.deployment,
+        limit=settings.limits.store,
+        on_error=lambda operation: metrics.store_errors.labels(operation).inc(),
+    )
 
 
 def name_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:

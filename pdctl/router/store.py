@@ -9,6 +9,7 @@ CLAIMED ones are not in the store any more; what became of them is only counted.
 never used nor released again, since prefill may still be reading.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -70,10 +71,17 @@ class Total(NamedTuple):
 
 
 class HandleStore(Protocol):
-    """The handles that are FREE. All methods may wait on a network, and none of them raises."""
+    """The handles that are FREE. All methods may wait on a network, and none of them raises.
+
+    Handles that come from anything but `take` are there to be released: they may be without their
+    tokens.
+    """
 
     async def put(self, handle: Handle) -> list[Handle]:
-        """Keep a handle. Returns those that had to go for it and should be released."""
+        """Keep a handle. Returns those that should be released.
+
+        That is what had to go for it, or itself when it surely was not kept.
+        """
         ...
 
     async def knows(self, scope: Scope, conversation: Conversation) -> bool:
@@ -96,8 +104,10 @@ class HandleStore(Protocol):
         """Take the least worthy handles of a decode server, until `tokens` pinned ones are free."""
         ...
 
-    async def take_all(self, tenant: str | None = None) -> list[Handle]:
-        """Take every handle, or every one of a tenant."""
+    async def take_all(
+        self, wanted: Callable[[str, Conversation], bool] = lambda tenant, conversation: True
+    ) -> list[Handle]:
+        """Take every handle whose tenant and conversation are wanted."""
         ...
 
     async def take_expired(self, now: float) -> list[Handle]:

@@ -293,5 +293,5 @@ def test_stores(store: str) -> None:
 def test_stores_that_are_none(store: str) -> None:
     assert lines(local("", f"router: {{store: '{store}'}}")) == [
         f'4:17 router.store: found the text "{store}", expected `memory` or '
-        "`redis://host:port/db` (`rediss://` for TLS)"
+        "`redis://host:port/db` (`rediss://` for TLS; `valkey://` too)"
     ]
