@@ -202,7 +202,8 @@ function does.find(scope, name, prompt)
   local seen, answer = {}, {}
   for _, one in ipairs(found) do
     local id, pieces, member = one[1], one[2], one[3]
-    if not seen[id] then
+    -- Who shares nothing is of no use beside one who does.
+    if not seen[id] and (not member or pieces > 0 or best == 0) then
       seen[id] = true
       local f = redis.call('HMGET', base .. 'h:' .. id, 'meta', 'scope', 'deadline')
       if not f[1] then -- it went by itself, since no router was there to see it

@@ -54,7 +54,7 @@ def test_keys_come_from_files(told: dict[str, Any], tmp_path: Path) -> None:
         (("--ttl", "1:30"), ExitCode.USAGE, "--ttl: `1:30` is not a duration"),
         (("--limit", "idle"), ExitCode.USAGE, "`idle` is not a limit"),
         (("--limit", "idle=soon"), ExitCode.USAGE, "idle: "),
-        (("--store", "redis://r"), ExitCode.USAGE, "not a store that this version has"),
+        (("--store", "disk"), ExitCode.USAGE, "`disk` is not the URL of a store"),
         (("--decode", "d:2"), ExitCode.USAGE, "`d:2` is not a URL of an engine"),
         (("--decode", "http://d:2/"), ExitCode.USAGE, "an engine is named twice"),
         (("--decode", "http://p:1"), ExitCode.USAGE, "an engine is named twice"),

@@ -1,6 +1,7 @@
 """The shared store on a real redis-server: races, outages, restarts, failover, and two routers."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -84,6 +85,9 @@ async def main(url, name, number, seed):
             if handle is not None:
                 assert handle.request_id == f"d{place}", handle
                 got.append(place)
+    await store.totals()
+    print("ready", flush=True)
+    sys.stdin.readline()
     everything = list(range(number))
     lists = [order.sample(everything, number) for _ in range(4)]
     await asyncio.gather(*map(one, lists))
@@ -102,12 +106,19 @@ async def test_of_many_processes_one_gets_a_handle(server: RedisServer) -> None:
         command = [sys.executable, "-c", _HAMMER, server.url, name, str(number)]
         workers = [
             await asyncio.create_subprocess_exec(
-                *command, str(seed), stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": "."}
+                *command,
+                str(seed),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": "."},
             )
             for seed in range(2)
         ]
-        answers = [(await worker.communicate())[0] for worker in workers]
-        taken = [json.loads(answer) for answer in answers]
+        for worker in workers:
+            assert worker.stdout is not None
+            assert await worker.stdout.readline() == b"ready\n"
+        answers = await asyncio.gather(*(worker.communicate(b"go\n") for worker in workers))
+        taken = [json.loads(answer) for answer, _ in answers]
         assert sorted(itertools.chain(*taken)) == list(range(number))
         assert sum(bool(one) for one in taken) > 1, "only one of them had a chance"
         assert await store.totals() == {}
@@ -254,6 +265,25 @@ async def test_what_went_by_itself_is_missed_nowhere(server: RedisServer) -> Non
         assert await store.totals() == {}
 
 
+async def test_nothing_is_asked_twice() -> None:
+    """Between two tries of a `put`, another router may have used the handle."""
+    asked = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while (said := await reader.read(65536)) and b"EVALSHA" not in said:
+                writer.write(b"+OK\r\n" * said.count(b"*"))
+            asked.append(said)
+        writer.close()
+
+    async with await asyncio.start_server(hear, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        store = RedisStore.open(f"redis://127.0.0.1:{port}", limit=2.0)
+        assert await store.put(kept()) == [], "nobody knows whether it was kept"
+        await store.close()
+    assert [said.count(b"put") for said in asked] == [1]
+
+
 # Away, and back.
 
 
@@ -375,7 +405,11 @@ async def test_a_failover_never_brings_back_what_was_used(
             await store.put(kept(1))
             await until(lambda: len(client.keys("pdctl:{n}:*:h:*")) == 1)
             async with a_store(replica) as there:
-                # A replica cannot be written: nothing is claimed from it.
+                # A replica cannot be written: nothing is claimed from it …
+                assert await there.take("e1/d1") is None
+            client.config_set("replica-read-only", "no")
+            async with a_store(replica) as there:
+                # … and what its user lets be written is of another epoch.
                 assert await there.take("e1/d1") is None
             own_server.pause()
             client.replicaof("NO", "ONE")
