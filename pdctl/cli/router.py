@@ -51,7 +51,6 @@ def router(
     ] = None,
 ) -> None:
     """Run the multi-turn router until SIGTERM."""
-    import asyncio
     import logging
     import sys
 
@@ -91,7 +90,7 @@ def router(
     # The first line, as `up` reads it: a line break cannot stand in a header.
     engine_key = _read(engine_key_file).splitlines()[0].strip() if engine_key_file else None
     keys = parse_keys(_read(api_keys), str(api_keys)) if api_keys else None
-    asyncio.run(server.run(settings, key=engine_key, api_keys=keys))
+    server.serve(settings, key=engine_key, api_keys=keys)
 
 
 def _read(file: Path) -> str:

@@ -535,6 +535,22 @@ async def run(
         log.info("draining: running requests have %g s to finish", settings.limits.drain)
 
 
+def serve(
+    settings: RouterSettings, *, key: str | None = None, api_keys: ApiKeys | None = None
+) -> None:
+    """`run` on a loop of its own: uvloop's where there is one, since it costs a third less."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(run(settings, key=key, api_keys=api_keys))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # no build for this platform
+        return None
+    return uvloop.new_event_loop
+
+
 def allow_many_files(requests: int) -> None:
     """Raise the soft limit: a request needs two sockets, and many shells allow 1024 files."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
