@@ -439,7 +439,7 @@ class _Turn:
 
     def _candidates(self) -> Generator[Action, Any, list[Found]]:
         """What might be reused, best first."""
-        if not self.retain or self._cold_choice([]) is None:
+        if not self.retain or not any(each.healthy for each in self.fleet.prefill.values()):
             return []
         if not (yield Know(self.scope, self.request.conversation)):
             return []
