@@ -61,7 +61,7 @@ def test_it_serves_says_what_it_lacks_and_leaves_nothing(person: Person, tmp_pat
 
     model = person.asks("render")["processes"][0]["argv"]
     answer = ask(
-        up["url"].removesuffix("/v1"),
+        up["url"],
         model=model[model.index("--served-model-name") + 1],
         messages=[{"role": "user", "content": "Say something."}],
         max_tokens=8,
