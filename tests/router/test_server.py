@@ -52,10 +52,11 @@ async def world(
     *,
     limits: dict[str, Any] | None = None,
     p: FakeEngine | None = None,
+    d: FakeEngine | None = None,
     api_keys: ApiKeys | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
-    d = FakeEngine("decode")
+    d = d or FakeEngine("decode")
     p = p or FakeEngine("prefill")
     p.peer = d
     async with running(p, d), aiohttp.ClientSession() as http:
@@ -74,6 +75,7 @@ async def world(
             await router.watcher.look()
             p.seen.clear()
             p.pulls.clear()
+            p.released.clear()
             d.seen.clear()
             d.finished = 0
             yield World(url, router, p, d, http)
