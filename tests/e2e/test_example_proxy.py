@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from pdctl.engine.example import LIMITS
 from tests.e2e.harness import Pairs, Setup, configuration
-from tests.e2e.test_cli_real import UP_LIMIT_S, Person
+from tests.e2e.test_cli_real import UP_LIMIT_S, Person, runs
 
 SOURCE_ENV = "PDCTL_EXAMPLE_SOURCE"
 SOURCE = os.environ.get(SOURCE_ENV)
@@ -78,5 +77,5 @@ def test_it_serves_says_what_it_lacks_and_leaves_nothing(person: Person, tmp_pat
     pids = [each["pid"] for each in up["processes"]]
     down = person.types("down", "--yes")
     assert "nothing is left" in down.stderr + down.stdout
-    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    assert [pid for pid in pids if runs(pid)] == []
     assert list(tmp_path.rglob("disagg_proxy_multiturn.py")) == []
