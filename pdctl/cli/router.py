@@ -27,6 +27,12 @@ def router(
     reuse_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of conversations that reuse.")
     ] = 1.0,
+    audit_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of reused turns to compare with cold runs.")
+    ] = 0.0,
+    audit_floor: Annotated[
+        float, typer.Option(min=0, help="Nats that are no breach, whatever the noise.")
+    ] = 0.5,
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="A limit as name=value, see docs/router.md.")
     ] = None,
@@ -82,6 +88,8 @@ def router(
         ttl=seconds,
         threshold=threshold,
         reuse_share=reuse_share,
+        audit_share=audit_share,
+        audit_floor=audit_floor,
         request_log=request_log,
         request_log_mib=request_log_mib,
         request_log_keep=request_log_keep,

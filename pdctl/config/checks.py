@@ -317,6 +317,8 @@ _PDCTL_ONLY = (
     "store",
     "api_keys_file",
     "reuse_share",
+    "audit_share",
+    "audit_floor",
     "request_log",
     "request_log_mib",
     "request_log_keep",

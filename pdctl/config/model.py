@@ -552,6 +552,10 @@ class Router(Section):
     """Listen off loopback without API keys: anyone who reaches the port may use the model."""
     reuse_share: float = Field(default=1.0, ge=0, le=1)
     """Share of conversations for which reuse is on."""
+    audit_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of turns that reuse which prefill computes twice more, cold, to compare."""
+    audit_floor: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """Nats by which the first token may differ in such a comparison, whatever the noise is."""
     request_log: FilePath | None = None
     """JSONL file on the router's host, one line a request, no contents; for `pdctl analyze`."""
     request_log_mib: Count = 256

@@ -81,6 +81,7 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
         ("--threshold", config.kv.recompute_threshold),
         *(("--limit", limit) for limit in _limits(router.limits)),
         ("--reuse-share", None if router.reuse_share == 1.0 else _number(router.reuse_share)),
+        *_audit(router),
         ("--store", None if router.store == "memory" else store),
         ("--api-keys", files.client_keys),
         ("--engine-key-file", files.engine_key),
@@ -94,6 +95,13 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
             words += [flag, value if isinstance(value, Secret) else str(value)]
     parts = (place.pdctl_python, "-m", "pdctl", "router", *words)
     return Command(parts, _ENV, cwd=str(place.temp))
+
+
+def _audit(router: Router) -> Iterator[tuple[str, float]]:
+    if router.audit_share:
+        yield "--audit-share", _number(router.audit_share)
+        if router.audit_floor != Router.model_fields["audit_floor"].default:
+            yield "--audit-floor", _number(router.audit_floor)
 
 
 def _log_size(router: Router) -> Iterator[tuple[str, int]]:

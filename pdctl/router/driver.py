@@ -16,10 +16,12 @@ from pdctl.base.sse import SseSplitter, event_of
 from pdctl.base.words import one_line
 from pdctl.config.model import RouterLimits
 from pdctl.router import legs, retention
+from pdctl.router.auditor import Auditor
 from pdctl.router.core import (
     Action,
     Alarm,
     Answer,
+    Audit,
     Failure,
     Find,
     Finish,
@@ -145,6 +147,7 @@ class Shared:
     metrics: RouterMetrics
     limits: RouterLimits
     background: Background
+    auditor: Auditor
 
 
 class Driver:
@@ -256,6 +259,8 @@ class Driver:
                 return await make_room(shared, action.decode)
             case Prefill():
                 return await self._prefill(action)
+            case Audit():
+                return shared.auditor.begin(action)
             case OpenDecode():
                 return await self._open_decode(action)
             case Relay():

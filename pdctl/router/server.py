@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import random
 import resource
 import signal
 import socket
@@ -26,6 +27,7 @@ from pdctl.base.sse import event_of
 from pdctl.base.words import one_line
 from pdctl.router import legs, prefixes
 from pdctl.router.admin import ReuseSwitch
+from pdctl.router.auditor import Auditor
 from pdctl.router.core import Policy, Release, Report, TurnRequest, run_turn
 from pdctl.router.driver import Background, Driver, Shared, release
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
@@ -87,13 +89,16 @@ class Router:
             reuse_base=limits.reuse_base,
             share=settings.reuse_share,
         )
+        engines, metrics = Engines(limits, key), RouterMetrics()
+        fleet = Fleet(settings.prefill, settings.decode)
         self.shared = Shared(
-            engines=Engines(limits, key),
-            fleet=Fleet(settings.prefill, settings.decode),
+            engines=engines,
+            fleet=fleet,
             store=store or MemoryStore(),
-            metrics=RouterMetrics(),
+            metrics=metrics,
             limits=limits,
             background=Background(),
+            auditor=Auditor(engines, fleet, metrics, floor=settings.audit_floor),
         )
         self.watcher = Watcher(self.shared, self.policy)
         self.draining = False
@@ -149,6 +154,7 @@ class Router:
             ),
             request_id=request_id[:_LONGEST_ID],
             keys=prefixes.keys(endpoint, body),
+            audited=random.random() < self.settings.audit_share,
         )
         driver = Driver(
             self.shared,
@@ -418,6 +424,7 @@ class Router:
 
     async def _stop(self, app: web.Application) -> None:
         self.watcher_task.cancel()
+        self.shared.auditor.stop()
         await self.shared.background.drain(self.settings.limits.drain)
         await self.shared.engines.close()
         self.log.close()
