@@ -136,6 +136,7 @@ def test_the_router_with_everything() -> None:
         *("--deployment", "local-cpu"),
     ]
     assert router.url == "http://127.0.0.1:9000"  # where it is reached, not where it listens
+    assert router.binds == "0.0.0.0"
 
 
 def test_the_routers_own_parser_takes_what_is_rendered() -> None:
