@@ -241,6 +241,8 @@ async def test_a_router_that_stops_does_not_wait_for_it() -> None:
     async with asyncio.timeout(3), world(p=p, audit_share=1.0, limits={"drain": 20.0}) as w:
         await two_turns(w)
         await w.until(lambda: len(p.colds) == 1)
+    # Nor does it go on with what is closed.
+    assert [counted(w, result) for result in ("ok", "breach", "unreadable")] == [0, 0, 0]
 
 
 async def test_a_server_that_may_not_tell_logprobs_reuses_all_the_same() -> None:
