@@ -94,7 +94,6 @@ class Pair:
         verdict: whether decode's blocks can be pulled back, by the probe.
         why: the reason for a verdict that is not ok.
         final: only a restart of an engine can change the verdict.
-        quarantined: it gave wrong answers; a probe cannot see that, so it is left alone longer.
         again_at: when it may be probed once more; the watcher's clock.
         pauses: breaker by decode engine start.
     """
@@ -105,7 +104,6 @@ class Pair:
     verdict: Verdict = "unknown"
     why: str = "not probed yet"
     final: bool = False
-    quarantined: bool = False
     again_at: float | None = None
     pauses: dict[str, Pause] = field(default_factory=dict)
 
@@ -273,9 +271,9 @@ class Fleet:
             del pauses[start]
 
     def quarantine(self, prefill: str, decode: str, why: str) -> None:
-        """No reuse between these two until a restart, or for a long time: answers were wrong."""
+        """No reuse between these two until a restart: answers were wrong, which no probe sees."""
         pair = self.pairs[(prefill, decode)]
-        pair.verdict, pair.why, pair.quarantined, pair.again_at = "no_reuse", why, True, None
+        pair.verdict, pair.why, pair.final = "no_reuse", why, True
 
     def releases_by_refusal(self, prefill: str, decode: str) -> bool:
         """Whether a request that prefill refuses frees a handle: it must know decode already."""

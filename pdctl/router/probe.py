@@ -32,8 +32,7 @@ log = logging.getLogger("pdctl.router")
 
 _HEALTH_LIMIT_S = 3.0
 _REPROBE_S = 60.0
-# For what a restart cures and a probe hardly: a flag that is off, and wrong answers, which no
-# probe looks at.
+# A flag that is off stays off until a restart, and asking for it pins a block for a while.
 _LONG_S = 600.0
 _SILENT_LOOKS = 5
 # Counting takes time that grows with the handles; what is too late is not offered anyway.
@@ -89,6 +88,9 @@ class Watcher:
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_S
             await self.sweep()
+        for pair in self._shared.fleet.pairs.values():
+            ok = self._shared.metrics.pair_ok.labels(pair.prefill, pair.decode)
+            ok.set(pair.verdict == "ok")
         self._tell()
 
     async def _look_at(self, engine: Engine) -> None:
@@ -177,18 +179,13 @@ class Watcher:
     async def _prove(self, key: Key) -> None:
         """Probe a pair if that is due."""
         pair = self._shared.fleet.pairs[key]
-        now = asyncio.get_running_loop().time()
-        if pair.quarantined and pair.again_at is None:
-            pair.again_at = now + _LONG_S
-            self._note(pair)
-        if not self._due(pair, now):
+        if not self._due(pair, asyncio.get_running_loop().time()):
             return
-        pair.quarantined = False
         model = self._models.get(pair.prefill, "")
         prober = _Prober(self._shared, self._policy, model, self._probing[pair.decode])
         found = await prober.probe(pair)
-        if self._shared.fleet.pairs[key] is not pair or pair.quarantined:
-            return  # one of the two was restarted meanwhile, or something worse is known
+        if self._shared.fleet.pairs[key] is not pair or pair.final:
+            return  # one of the two was restarted meanwhile, or is known to give wrong answers
         pair.moves_kv, pair.why, pair.final = found.moves_kv, found.why, found.final
         pair.verdict = "no_reuse" if found.why else "ok"
         pair.again_at = asyncio.get_running_loop().time() + found.again_s
@@ -204,7 +201,6 @@ class Watcher:
 
     def _note(self, pair: Pair) -> None:
         key = (pair.prefill, pair.decode)
-        self._shared.metrics.pair_ok.labels(*key).set(pair.verdict == "ok")
         if pair.verdict == "ok":
             log.info("pair %s × %s proven: blocks move both ways", *key)
         else:

@@ -207,7 +207,7 @@ def test_a_quarantine_ends_reuse_of_one_pair_and_a_restart_ends_it() -> None:
     assert fleet.choose_decode(prefill=P[0], avoid=D[1:]) == D[0]
     assert {fleet.choose_prefill() for _ in range(3)} == set(P)
     fleet.engine_up(P[0], start="2", block_size=4)
-    assert not fleet.pairs[PAIR].quarantined
+    assert not fleet.pairs[PAIR].final
     assert fleet.pairs[PAIR].verdict == "unknown"
 
 

@@ -164,23 +164,22 @@ async def test_a_probe_that_ends_behind_a_restart_says_nothing() -> None:
 # Quarantine.
 
 
-async def test_a_quarantine_lasts_and_a_probe_does_not_lift_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with watched(FakeEngine("prefill"), FakeEngine("decode")) as router:
+async def test_a_quarantine_lasts_until_a_restart_and_no_probe_lifts_it() -> None:
+    d = FakeEngine("decode", started=1.75e9)
+    async with watched(FakeEngine("prefill"), d) as router:
         await router.watcher.look()
         pair = a_pair(router)
-        pair.again_at = 0.0
+        ok = router.shared.metrics.pair_ok.labels(pair.prefill, pair.decode)
+        assert ok._value.get() == 1
         router.shared.fleet.quarantine(pair.prefill, pair.decode, "other logprobs")
-        await router.watcher.look()
+        pair.again_at = 0.0
         await router.watcher.look()
         assert (pair.verdict, pair.why) == ("no_reuse", "other logprobs")
-        assert pair.again_at > asyncio.get_running_loop().time() + 500
-        ok = router.shared.metrics.pair_ok.labels(pair.prefill, pair.decode)
         assert ok._value.get() == 0
-        pair.again_at = 0.0
+        d.started = 1.75e9 + 60
         await router.watcher.look()
-        assert (pair.verdict, pair.quarantined) == ("ok", False)
+        assert a_pair(router).verdict == "ok"
+        assert ok._value.get() == 1
 
 
 async def test_a_quarantine_while_a_probe_runs_stands() -> None:
