@@ -40,6 +40,16 @@ def router(
     api_keys: Annotated[
         Path | None, typer.Option("--api-keys", help="File with the clients' API keys.")
     ] = None,
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unauthenticated", help="Listen off loopback without asking clients for keys."
+        ),
+    ] = False,
+    tenant_salt: Annotated[
+        bool,
+        typer.Option("--tenant-salt", help="Keep tenants apart in the engines' prefix caches too."),
+    ] = False,
     engine_key_file: Annotated[
         Path | None, typer.Option(help="File with the engines' API key.")
     ] = None,
@@ -62,7 +72,7 @@ def router(
 
     from pdctl.base.durations import parse_duration
     from pdctl.router import server
-    from pdctl.router.keys import parse_keys
+    from pdctl.router.keys import KeyFile
     from pdctl.router.settings import RouterSettings
 
     logging.basicConfig(
@@ -79,6 +89,7 @@ def router(
         seconds = parse_duration(ttl)
     except ValueError as error:
         raise UsageError(f"--ttl: {error}") from error
+    _check_access(host, api_keys, allowed=allow_unauthenticated, salted=tenant_salt)
     urls = _urls([*prefill, *decode])
     settings = RouterSettings(
         prefill=urls[: len(prefill)],
@@ -88,6 +99,7 @@ def router(
         ttl=seconds,
         threshold=threshold,
         reuse_share=reuse_share,
+        tenant_salt=tenant_salt,
         audit_share=audit_share,
         audit_floor=audit_floor,
         request_log=request_log,
@@ -97,8 +109,23 @@ def router(
     )
     # The first line, as `up` reads it: a line break cannot stand in a header.
     engine_key = _read(engine_key_file).splitlines()[0].strip() if engine_key_file else None
-    keys = parse_keys(_read(api_keys), str(api_keys)) if api_keys else None
-    server.serve(settings, key=engine_key, api_keys=keys)
+    key_file = KeyFile(api_keys) if api_keys else None
+    server.serve(settings, key=engine_key, key_file=key_file)
+
+
+def _check_access(host: str, api_keys: Path | None, *, allowed: bool, salted: bool) -> None:
+    from pdctl.config.checks import is_loopback
+
+    if not (is_loopback(host) or api_keys or allowed):
+        raise UsageError(
+            f"`{host}` is reachable from elsewhere, and clients need no API key",
+            where="--host",
+            hints=["give `--api-keys FILE`, or `--allow-unauthenticated`"],
+        )
+    if salted and not api_keys:
+        raise UsageError(
+            "there are no tenants to keep apart", where="--tenant-salt", expected="--api-keys FILE"
+        )
 
 
 def _read(file: Path) -> str:

@@ -16,6 +16,7 @@ class RouterSettings:
         threshold: fewer reusable tokens than this are recomputed.
         reuse_share: share of conversations for which reuse is on, 0 to 1.
         audit_share: share of the turns that reuse which are compared with cold runs.
+        tenant_salt: requests get a `cache_salt` of their tenant's own.
         audit_floor: nats below which a difference between them is never a breach.
         request_log: file to append one JSON line a request to; no contents are written.
         request_log_mib, request_log_keep: size at which it is put aside, and how many are kept so.
@@ -28,6 +29,7 @@ class RouterSettings:
     ttl: float = 450.0
     threshold: int = 64
     reuse_share: float = 1.0
+    tenant_salt: bool = False
     audit_share: float = 0.0
     audit_floor: float = 0.5
     request_log: Path | None = None

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from pdctl.config.model import RouterLimits
-from pdctl.router.keys import ApiKeys, parse_keys
+from pdctl.router.keys import ApiKeys, KeyFile, parse_keys
 from pdctl.router.server import Router, serving
 from pdctl.router.settings import RouterSettings
 from tests.router.fake import FakeEngine, error, running
@@ -54,6 +54,7 @@ async def world(
     p: FakeEngine | None = None,
     d: FakeEngine | None = None,
     api_keys: ApiKeys | None = None,
+    key_file: KeyFile | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
     d = d or FakeEngine("decode")
@@ -70,6 +71,7 @@ async def world(
                 **settings,
             ),
             api_keys=api_keys,
+            key_file=key_file,
         )
         async with serving(router) as url:
             await router.watcher.look()
