@@ -37,6 +37,7 @@ class ProcessSpec:
         command: argv and environment.
         log_name: file name of its log in the deployment's directory.
         health_path: what to GET until it answers 200.
+        binds: the address it listens on, where that is not the one it is reached at.
     """
 
     role: RoleName
@@ -48,6 +49,7 @@ class ProcessSpec:
     command: Command
     log_name: str
     health_path: str = "/health"
+    binds: str | None = None
 
     @property
     def name(self) -> str:

@@ -527,6 +527,8 @@ class RouterLimits(Section):
     """For a whole request."""
     body_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
     """Size of a request body in MiB."""
+    header_kib: float = Field(default=16.0, ge=1, allow_inf_nan=False)
+    """Size of the request line, and of each header, in KiB."""
     concurrent_requests: Count = 1024
     """Requests in flight; more are answered with 503."""
     drain: Seconds = 30.0
@@ -552,8 +554,14 @@ class Router(Section):
     """File with the API keys of clients, on the machine that runs pdctl."""
     allow_unauthenticated: bool = False
     """Listen off loopback without API keys: anyone who reaches the port may use the model."""
+    tenant_salt: bool = False
+    """Keep tenants apart in the engines' prefix caches too; each computes what all share itself."""
     reuse_share: float = Field(default=1.0, ge=0, le=1)
     """Share of conversations for which reuse is on."""
+    audit_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of turns that reuse which prefill computes twice more, cold, to compare."""
+    audit_floor: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """Nats by which the first token may differ in such a comparison, whatever the noise is."""
     request_log: FilePath | None = None
     """JSONL file on the router's host, one line a request, no contents; for `pdctl analyze`."""
     request_log_mib: Count = 256

@@ -199,8 +199,10 @@ def find_held(host: Host, spec: ProcessSpec, ours: Collection[int] = ()) -> Iter
     Args:
         ours: pids whose ports do not count, because they are the deployment's own.
     """
+    # One that binds all addresses needs the port on each of them.
+    address = spec.binds or spec.address
     for port in (spec.port, spec.side_channel_port):
-        holder = host.port_holder(spec.address, port) if port else None
+        holder = host.port_holder(address, port) if port else None
         pid = _PID.match(holder) if holder else None
         if port and holder and not (pid and int(pid[1]) in ours):
             yield HeldPort(spec.name, port, holder)

@@ -227,7 +227,7 @@ class _Run:
             self._found.chosen,
             shown,
             action.starting,
-            choose_port=lambda spec: self._host(spec).choose_port(spec.address),
+            choose_port=lambda spec: self._host(spec).choose_port(spec.binds or spec.address),
             new_id=lambda spec: f"{self._wanted.config.name}-{spec.name}-{self._world.suffix()}",
         )
         self._deployment = self._wanted.rendered(chosen)

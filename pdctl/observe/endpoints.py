@@ -1,6 +1,6 @@
 """Where a deployment's engines and router answer, and what its configuration says of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -101,22 +101,25 @@ def endpoints_of(
 
 
 def first_key(text: str) -> str | None:
-    """The first key of `router.api_keys_file`: one a line, `key` or `tenant:key`, `#` comments."""
-    for raw in text.splitlines():
-        line = raw.partition("#")[0].strip()
-        if line:
-            tenant, colon, key = line.partition(":")
-            return key.strip() if colon else tenant
-    return None
+    """The first key of `router.api_keys_file` that can be shown to the router."""
+    return next((key for _, key in _shown(text)), None)
 
 
 def tenant_key(text: str, tenant: str) -> str | None:
-    """A key of one tenant in that file; None when it has none."""
+    """A key of one tenant in that file; None when it has none that can be shown."""
+    return next((key for name, key in _shown(text) if name == tenant), None)
+
+
+def _shown(text: str) -> Iterator[tuple[str, str]]:
+    """Tenant and key of each line, but for keys of which the file has only the digest."""
     for raw in text.splitlines():
-        name, colon, key = raw.partition("#")[0].strip().partition(":")
-        if colon and name.strip() == tenant:
-            return key.strip()
-    return None
+        line = raw.partition("#")[0].strip()
+        tenant, colon, key = line.partition(":")
+        if tenant == "sha256" or not line:
+            continue
+        tenant, key = (tenant.strip(), key.strip()) if colon else ("", line)
+        if not key.startswith("sha256:"):
+            yield tenant, key
 
 
 def _endpoint(process: Served) -> Endpoint:

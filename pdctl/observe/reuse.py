@@ -110,7 +110,10 @@ def _explained(error: HttpStatusError) -> PdctlError:
         return PermissionDeniedError(
             f"only a key of the tenant `{ADMIN_TENANT}` may switch reuse",
             where=error.where,
-            hints=[f"add a line `{ADMIN_TENANT}:KEY` to the router's file of API keys"],
+            hints=[
+                f"add a line `{ADMIN_TENANT}:KEY` to the router's file of API keys",
+                "where that has digests only, `--api-keys` names a file with the key itself",
+            ],
         )
     if error.status in (404, 405):
         return BadAnswerError(

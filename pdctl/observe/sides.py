@@ -64,6 +64,23 @@ async def probe_sides(
     return SideProbe(True, freed)
 
 
+async def give_back(
+    session: aiohttp.ClientSession,
+    prefill: str,
+    handle: Mapping[str, Any],
+    *,
+    model: str,
+    prompt: Sequence[int],
+    key: str | None = None,
+    timeout: float = 30.0,
+) -> None:
+    """Free a handle's blocks whatever prefill's flag: a request that it rejects says so to decode.
+
+    Never raises for an engine that answers badly: then the blocks stay until decode's TTL.
+    """
+    await _give_back(_Asker(session, model, key, timeout), prefill, handle, prompt)
+
+
 async def _freed(
     asker: "_Asker",
     decode: str,

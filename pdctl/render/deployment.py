@@ -103,16 +103,18 @@ def _engine_role(spot: Spot) -> EngineRole:
 
 
 def _spec(spot: Spot, place: Place, command: Command) -> ProcessSpec:
+    # A router that listens on all addresses is still reached at one.
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(spot.address)
     spec = ProcessSpec(
         role=spot.role,
         index=spot.index,
         host=spot.host,
-        # A router that listens on all addresses is still reached at one.
-        address={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(spot.address, spot.address),
+        address=reached or spot.address,
         port=spot.port,
         side_channel_port=spot.side_channel_port,
         command=command,
         log_name=f"{spot.name}.log",
+        binds=spot.address if reached else None,
     )
     return marked(spec, place.state)
 

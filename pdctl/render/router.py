@@ -81,8 +81,10 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
         ("--threshold", config.kv.recompute_threshold),
         *(("--limit", limit) for limit in _limits(router.limits)),
         ("--reuse-share", None if router.reuse_share == 1.0 else _number(router.reuse_share)),
+        *_audit(router),
         ("--store", None if router.store == "memory" else store),
         ("--api-keys", files.client_keys),
+        *_flags(router),
         ("--engine-key-file", files.engine_key),
         ("--request-log", files.request_log),
         *_log_size(router),
@@ -90,10 +92,26 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
     ]
     words: list[Part] = []
     for flag, value in options:
-        if value is not None:
+        if value is True:
+            words.append(flag)
+        elif value is not None:
             words += [flag, value if isinstance(value, Secret) else str(value)]
     parts = (place.pdctl_python, "-m", "pdctl", "router", *words)
     return Command(parts, _ENV, cwd=str(place.temp))
+
+
+def _flags(router: Router) -> Iterator[tuple[str, object]]:
+    if router.allow_unauthenticated:
+        yield "--allow-unauthenticated", True
+    if router.tenant_salt:
+        yield "--tenant-salt", True
+
+
+def _audit(router: Router) -> Iterator[tuple[str, float]]:
+    if router.audit_share:
+        yield "--audit-share", _number(router.audit_share)
+        if router.audit_floor != Router.model_fields["audit_floor"].default:
+            yield "--audit-floor", _number(router.audit_floor)
 
 
 def _log_size(router: Router) -> Iterator[tuple[str, int]]:

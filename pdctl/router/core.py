@@ -10,11 +10,11 @@ the client hears anything; nothing is retried once decode has begun to answer.
 
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pdctl.base.explain import Outcome
-from pdctl.router import legs, match
+from pdctl.router import audit, legs, match
 from pdctl.router.eligible import Endpoint, judge, render_request, shape
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Conversation, Handle, Scope, is_handle, rank
@@ -38,6 +38,7 @@ class TurnRequest:
         conversation: what it says about the conversation it belongs to.
         keys: digests of ever longer beginnings of the request, with their sizes in tokens,
             by which prefill servers that computed them lately are known.
+        audited: should it reuse, what prefill says of the first token is compared with cold runs.
     """
 
     endpoint: Endpoint
@@ -46,6 +47,7 @@ class TurnRequest:
     conversation: Conversation
     request_id: str
     keys: Sequence[Key] = ()
+    audited: bool = False
 
 
 @dataclass
@@ -157,6 +159,23 @@ class Prefill:
 
 
 @dataclass(frozen=True)
+class Audit:
+    """Run a reused prompt again cold, later, and compare → None.
+
+    Attributes:
+        body: the client's request, as engines may see it.
+        said: the first token's logprobs of the reusing run; None when prefill gave none.
+    """
+
+    request_id: str
+    endpoint: Endpoint
+    body: Mapping[str, Any]
+    prefill: str
+    decode: str
+    said: audit.Logprobs | None
+
+
+@dataclass(frozen=True)
 class OpenDecode:
     """Start the decode leg and read as far as the first event → Opened or Failure.
 
@@ -227,6 +246,7 @@ Action = (
     | Settle
     | MakeRoom
     | Prefill
+    | Audit
     | OpenDecode
     | Relay
     | Finish
@@ -439,7 +459,7 @@ class _Turn:
 
     def _candidates(self) -> Generator[Action, Any, list[Found]]:
         """What might be reused, best first."""
-        if not self.retain or self._cold_choice([]) is None:
+        if not self.retain or not any(each.healthy for each in self.fleet.prefill.values()):
             return []
         if not (yield Know(self.scope, self.request.conversation)):
             return []
@@ -547,7 +567,7 @@ class _Turn:
         tokens = self._attachable(handle)
         self.report.attached_tokens = tokens
         uncached = len(self.prompt_ids) - tokens
-        result: Answer | Failure = yield Prefill(
+        leg = Prefill(
             url=prefill,
             body=legs.prefill_body(
                 self.request.endpoint,
@@ -558,6 +578,11 @@ class _Turn:
             carries_handle=True,
             prompt_tokens=uncached,
         )
+        result: Answer | Failure
+        if self.request.audited:
+            result = yield replace(leg, body=leg.body | audit.asking(self.request.endpoint))
+        if not self.request.audited or (isinstance(result, Failure) and result.refused):
+            result = yield leg  # also when prefill may not tell logprobs
         if isinstance(result, Failure) and result.refused:
             # Refused before the engine saw it: the handle is as good as before.
             self.fleet.reuse_dropped(prefill, handle.decode, handle.engine_start, self.clock())
@@ -576,6 +601,15 @@ class _Turn:
             yield from self._distrust()
             return None
         self._count_reuse(result, tokens, handle)
+        if self.request.audited and self.report.reused_tokens:
+            yield Audit(
+                request_id=self.request.request_id,
+                endpoint=self.request.endpoint,
+                body=self.body,
+                prefill=prefill,
+                decode=handle.decode,
+                said=audit.first_logprobs(result.json),
+            )
         return result
 
     def _distrust(self) -> Generator[Action, Any, None]:

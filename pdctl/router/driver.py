@@ -16,10 +16,12 @@ from pdctl.base.sse import SseSplitter, event_of
 from pdctl.base.words import one_line
 from pdctl.config.model import RouterLimits
 from pdctl.router import legs, retention
+from pdctl.router.auditor import Auditor
 from pdctl.router.core import (
     Action,
     Alarm,
     Answer,
+    Audit,
     Failure,
     Find,
     Finish,
@@ -52,6 +54,8 @@ _ABANDON_S = 30.0
 # A decode leg that does not stream shows no first event; pulling takes far less than this.
 _PULL_GRACE_S = 2.0
 _WORTH_NOTING_S = 0.001
+# Less than what asyncio buffers for a connection before it makes its writer wait.
+_NO_WAIT_BYTES = 2**15
 _SAID = {
     "timeout": "did not answer in time",
     "unreachable": "cannot be reached",
@@ -93,6 +97,46 @@ class Background:
             log.error("background work failed", exc_info=task.exception())
 
 
+class _Silence:
+    """The limit on decode's silence, over all reads of one answer.
+
+    A timer a read would cost as much as the read. So there is one that looks now and then how long
+    the read that is going on has lasted.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, content: aiohttp.StreamReader) -> None:
+        """Fail a read of this with a TimeoutError when it lasts too long."""
+        self._content = content
+        self._timer = self._loop.call_later(self._limit, self._look)
+
+    def begin(self) -> None:
+        """A read begins."""
+        self._since = self._loop.time()
+
+    def pause(self) -> None:
+        """No read is going on, so decode is not to blame."""
+        self._since = None
+
+    def end(self) -> None:
+        """Nothing is read any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        over = (now if self._since is None else self._since) + self._limit
+        if now < over:
+            self._timer = self._loop.call_at(over, self._look)
+        else:
+            self._content.set_exception(TimeoutError())
+
+
 @dataclass
 class Shared:
     """What all requests of a router share."""
@@ -103,6 +147,7 @@ class Shared:
     metrics: RouterMetrics
     limits: RouterLimits
     background: Background
+    auditor: Auditor
 
 
 class Driver:
@@ -214,6 +259,8 @@ class Driver:
                 return await make_room(shared, action.decode)
             case Prefill():
                 return await self._prefill(action)
+            case Audit():
+                return shared.auditor.begin(action)
             case OpenDecode():
                 return await self._open_decode(action)
             case Relay():
@@ -405,9 +452,10 @@ class Driver:
         await response.prepare(self._request)
         self.response = response
         blocked = 0.0
+        silence = _Silence(self._shared.limits.idle)
         try:
-            async for event in self._events():
-                out = cleaner.feed(event)
+            async for events in self._batches(silence):
+                out = cleaner.feed_all(events)
                 if not out:
                     continue
                 if self.ttft_s is None and cleaner.harvest.content_seen:
@@ -425,6 +473,8 @@ class Driver:
             # Behind the end of the answer, if that is being held back.
             if out := cleaner.feed(event):
                 await self._write(response, out)
+        finally:
+            silence.end()
         return Relayed(cleaner.harvest, blocked)
 
     async def _write(self, response: web.StreamResponse, out: bytes) -> float:
@@ -434,6 +484,11 @@ class Driver:
             ConnectionError: when the client is gone, or has not read for as long as an engine
                 may be silent.
         """
+        transport = self._request.transport
+        if transport is not None and transport.get_write_buffer_size() + len(out) < _NO_WAIT_BYTES:
+            # It has room for this, so that no limit is needed; making one costs as much.
+            await response.write(out)
+            return 0.0
         before = time.monotonic()
         try:
             async with asyncio.timeout(self._shared.limits.idle):
@@ -443,28 +498,29 @@ class Driver:
         waited = time.monotonic() - before
         return waited if waited > _WORTH_NOTING_S else 0.0
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        """Decode's events, whole.
+    async def _batches(self, silence: "_Silence") -> AsyncIterator[list[bytes]]:
+        """Decode's events, whole, as many at a time as have come.
 
         Raises:
             DecodeBrokeOff: when decode is silent too long or closes before the end.
         """
         assert self._upstream is not None
-        for event in self._first_events:
-            yield event
+        yield self._first_events
         content = self._upstream.content
+        silence.watch(content)
         while True:
             try:
-                async with asyncio.timeout(self._shared.limits.idle):
-                    chunk = await content.readany()
+                silence.begin()
+                chunk = await content.readany()
             except TimeoutError as error:
                 raise DecodeBrokeOff("stopped sending") from error
             except (aiohttp.ClientError, OSError) as error:
                 raise DecodeBrokeOff("closed the connection") from error
             if not chunk:
                 break
-            for event in self._splitter.feed(chunk):
-                yield event
+            silence.pause()
+            if events := self._splitter.feed(chunk):
+                yield events
         if self._splitter.rest():
             raise DecodeBrokeOff("closed the connection")
 

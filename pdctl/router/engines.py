@@ -26,11 +26,15 @@ class Raw:
 
 
 class Engines:
-    """Calls engines by URL. One a router process; `close` gives the connections back."""
+    """Calls engines by URL. One a router process; `close` gives the connections back.
+
+    Attributes:
+        key: the key that the engines want.
+    """
 
     def __init__(self, limits: RouterLimits, engine_key: str | None = None) -> None:
         self._limits = limits
-        self._key = engine_key
+        self.key = engine_key
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -49,8 +53,8 @@ class Engines:
     def headers(self, client: Mapping[str, str]) -> dict[str, str]:
         """Headers for an engine: the client's own that matter, and the engine's key."""
         headers = dict(client)
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
         return headers
 
     async def close(self) -> None:

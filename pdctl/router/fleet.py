@@ -94,7 +94,7 @@ class Pair:
         verdict: whether decode's blocks can be pulled back, by the probe.
         why: the reason for a verdict that is not ok.
         final: only a restart of an engine can change the verdict.
-        quarantined: it gave wrong answers; a probe cannot see that, so it is left alone longer.
+        again_at: when it may be probed once more; the watcher's clock.
         pauses: breaker by decode engine start.
     """
 
@@ -104,7 +104,7 @@ class Pair:
     verdict: Verdict = "unknown"
     why: str = "not probed yet"
     final: bool = False
-    quarantined: bool = False
+    again_at: float | None = None
     pauses: dict[str, Pause] = field(default_factory=dict)
 
     @property
@@ -136,9 +136,10 @@ class Fleet:
     def engine_up(self, url: str, *, start: str | None, block_size: int | None) -> bool:
         """An engine answered. True when it is not the start that was known before."""
         engine = self._engine(url)
-        fresh = not engine.healthy or (start is not None and start != engine.start)
+        restarted = None not in (start, engine.start) and start != engine.start
+        fresh = not engine.healthy or restarted
         engine.healthy, engine.why = True, ""
-        engine.start = start
+        engine.start = start or engine.start
         if block_size is not None:
             engine.block_size = block_size
         if fresh:
@@ -270,9 +271,9 @@ class Fleet:
             del pauses[start]
 
     def quarantine(self, prefill: str, decode: str, why: str) -> None:
-        """No reuse between these two until a restart, or for a long time: answers were wrong."""
+        """No reuse between these two until a restart: answers were wrong, which no probe sees."""
         pair = self.pairs[(prefill, decode)]
-        pair.verdict, pair.why, pair.quarantined = "no_reuse", why, True
+        pair.verdict, pair.why, pair.final = "no_reuse", why, True
 
     def releases_by_refusal(self, prefill: str, decode: str) -> bool:
         """Whether a request that prefill refuses frees a handle: it must know decode already."""
@@ -281,16 +282,6 @@ class Fleet:
         known = re.match(r"0\.(\d+)", version)
         recent = known is not None and int(known.group(1)) >= _REFUSAL_NOTIFIES
         return recent and pair is not None and pair.verdict == "ok"
-
-    def unproven_pairs(self) -> list[Pair]:
-        """Pairs of healthy engines that wait for a probe."""
-        return [
-            pair
-            for pair in self.pairs.values()
-            if pair.verdict == "unknown"
-            and self.prefill[pair.prefill].healthy
-            and self.decode[pair.decode].healthy
-        ]
 
     def ready(self) -> bool:
         """True when some pair of healthy engines was seen to move KV."""

@@ -5,7 +5,8 @@ machinery may reach the client: no handle, no ids it did not ask for, no engine 
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -266,6 +267,38 @@ def clean_answer(answer: dict[str, Any], wants: ClientWants, cached_tokens: int 
     return harvest
 
 
+# A word in the middle of an answer, exactly as engines write it. What matches is whole JSON, so
+# that it may be cut without being parsed, and says something: it cannot be an end, an error, a
+# handle or counts. Parsing and writing such a chunk costs three times as much. A string that is not
+# UTF-8 or not escaped as it must be is for the client to judge, as without the router.
+_STRING = rb'"(?:[^"\\]|\\.)[^"\\]*(?:\\.[^"\\]*)*"'
+_WORD = re.compile(
+    rb'data: \{"id":"[^"\\]*","object":"[^"\\]*","created":\d+,"model":"[^"\\]*",'
+    rb'"choices":\[\{"index":\d+,(?:"delta":\{"(?:content|reasoning)":%b\}|"text":%b),'
+    rb'"logprobs":null,"finish_reason":null(?:,"stop_reason":null)?(?:,"prompt_token_ids":null)?'
+    rb'(?:,"token_ids":(null|\[(?:\d+(?:,\d+)*)?\]))?(?:,"weight_versions":null)?\}\]'
+    rb'(?:,"usage":null)?(,"kv_transfer_params":null)?\}\n\n' % (_STRING, _STRING)
+)
+_PROMPT_IDS = re.compile(rb'[{,]"prompt_token_ids":\[')
+
+
+def without_prompt_ids(event: bytes) -> bytes:
+    """The event with null for the prompt's ids: a long list that nobody needs to parse.
+
+    A quotation mark in a string is escaped, so what stands before a `"` and a `:` is a name; and
+    a list without quotation marks and brackets ends at its first bracket.
+    """
+    found = _PROMPT_IDS.search(event)
+    if found is None:
+        return event
+    begin = found.end() - 1
+    end = event.find(b"]", begin)
+    inner = event[begin + 1 : end]
+    if end < 0 or b'"' in inner or b"[" in inner:
+        return event
+    return b"%bnull%b" % (event[:begin], event[end + 1 :])
+
+
 class StreamCleaner:
     """Passes a decode stream on, event by event, without the router's part.
 
@@ -283,8 +316,14 @@ class StreamCleaner:
         self._hold_end = hold_end
         self._tail: list[bytes | dict[str, Any]] = []
 
+    def feed_all(self, events: Iterable[bytes]) -> bytes:
+        """The bytes to send for these events now."""
+        return b"".join(map(self.feed, events))
+
     def feed(self, event: bytes) -> bytes:
         """The bytes to send for this event now."""
+        if not self._tail and (word := _WORD.fullmatch(event)):
+            return self._word(event, word)
         out = self._clean(event)
         if not self._holding(out):
             return _bytes(out)
@@ -296,12 +335,25 @@ class StreamCleaner:
         tail, self._tail = self._tail, []
         return b"".join(_bytes(part) for part in tail)
 
+    def _word(self, event: bytes, word: "re.Match[bytes]") -> bytes:
+        self.harvest.content_seen = True
+        ids = word[1]
+        if ids is not None and ids not in (b"null", b"[]"):
+            self.harvest.generated.extend(map(int, ids[1:-1].split(b",")))
+        if word[2] is not None:
+            event = event[: word.start(2)] + event[word.end(2) :]
+        if ids is None or self._wants.token_ids:
+            return event
+        return b"%bnull%b" % (event[: word.start(1)], event[word.end(1) :])
+
     def _holding(self, out: bytes | dict[str, Any]) -> bool:
         if self._tail:
             return True
         return self._hold_end and isinstance(out, dict) and _finished(out)
 
     def _clean(self, event: bytes) -> bytes | dict[str, Any]:
+        if not self._wants.token_ids:
+            event = without_prompt_ids(event)
         data = data_of(event)
         if data == DONE:
             self.harvest.done = True
@@ -382,7 +434,7 @@ def _shows(choice: Mapping[str, Any]) -> bool:
 
 def only_names_role(event: bytes) -> bool:
     """True for the chunk that a chat begins with, before anything is generated."""
-    data = data_of(event)
+    data = data_of(without_prompt_ids(event))
     if data is None or not data.startswith(b"{"):
         return data is None  # a comment says no more
     try:
@@ -404,6 +456,8 @@ def only_names_role(event: bytes) -> bool:
 
 def error_of(event: bytes) -> dict[str, Any] | None:
     """The error that an SSE event carries, None for any other event."""
+    if _WORD.fullmatch(event):
+        return None
     data = data_of(event)
     if data is None or not data.startswith(b"{"):
         return None

@@ -61,6 +61,10 @@ class RouterMetrics:
             names.ROUTER_ALARMS, "What must not happen, by kind", ["kind"], registry=add
         )
 
+        self.audits = Counter(
+            names.ROUTER_AUDITS, "Turns run again cold, by result", ["result"], registry=add
+        )
+
     def count_request(self, path: str, status: int) -> None:
         """A request of any path was answered."""
         self._requests.labels(path, str(status)).inc()

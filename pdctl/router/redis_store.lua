@@ -19,7 +19,7 @@
 --   q            how many handles there ever were, which is their age
 
 local PIECE_BYTES, DIGEST, ID = 512, 8, 24
-local NEIGHBOURS, TIES, NAMESAKES, BATCH = 4, 28, 4, 64
+local NEIGHBOURS, TIES, NAMESAKES, BATCH = 4, 12, 4, 64
 -- Keys outlive deadlines by this much, so that a router sees what has expired. What no router
 -- comes back for goes by itself.
 local GRACE_MS = 600000
@@ -212,8 +212,10 @@ function does.find(scope, name, prompt)
         local t = base .. 't:' .. id
         pieces = pieces or common(redis.call('HGET', base .. 'h:' .. id, 'chain'))
         local at = pieces * PIECE_BYTES
-        answer[#answer + 1] = {f[1], f[3] - now, redis.call('STRLEN', t), pieces,
-          redis.call('GETRANGE', t, at, at + PIECE_BYTES - 1), member and 0 or 1}
+        -- In one string: a client reads that several times faster than as many values.
+        answer[#answer + 1] = struct.pack('>I4I4I4I4I4', #f[1], f[3] - now, redis.call('STRLEN', t),
+          pieces, member and 0 or 1)
+          .. f[1] .. redis.call('GETRANGE', t, at, at + PIECE_BYTES - 1)
       end
     end
   end

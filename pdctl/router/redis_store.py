@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
+import struct
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -50,8 +51,10 @@ _SCRIPT = Path(__file__).with_suffix(".lua").read_text()
 _SHA = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 # As in the script.
 _PIECE_BYTES = 512
+_HEAD = struct.Struct(">IIIII")
 _DIGEST = 8
 _ID = 24
+_ID_BYTES = 4
 _BATCH = 64
 # Best of what is found, namesakes apart.
 _BEST = 8
@@ -90,6 +93,31 @@ class _Reply(NamedTuple):
 
     result: Any
     sent: float
+
+
+class _Seen(NamedTuple):
+    """A handle as the script shows it."""
+
+    meta: bytes
+    left_ms: int
+    length: int
+    equal: int
+    namesake: bool
+
+    @classmethod
+    def read(cls, item: bytes, prompt: bytes) -> "_Seen":
+        """Compare the piece of its tokens that comes after those of equal digests."""
+        meta_size, left_ms, size, pieces, namesake = _HEAD.unpack_from(item)
+        piece = _HEAD.size + meta_size
+        at = pieces * _PIECE_BYTES
+        equal = at // _ID_BYTES + match.common_prefix(item[piece:], prompt[at : at + _PIECE_BYTES])
+        meta = item[_HEAD.size : piece]
+        return cls(meta, left_ms, size // _ID_BYTES, equal, bool(namesake))
+
+    def found(self, sent: float) -> Found:
+        """For the router, whose clock was `sent` when it asked."""
+        handle = _handle((self.meta, b"", self.left_ms), sent)
+        return replace(Found.of(handle, b""), length=self.length, equal=self.equal)
 
 
 class RedisStore:
@@ -186,7 +214,7 @@ class RedisStore:
         """The neighbours of the prompt, and the latest of its own conversation.
 
         The longest common prefix is among them, unless it ends within a piece of 128 tokens in
-        which more than 64 others end too.
+        which more than 32 others end too.
         """
         reply = await self._try(
             "find",
@@ -196,10 +224,10 @@ class RedisStore:
         )
         if reply is None:
             return []
-        found = [_found(item, prompt, reply.sent) for item in reply.result]
-        found.sort(key=lambda pair: pair[0].equal, reverse=True)
-        near = [one for one, namesake in found if not namesake][:_BEST]
-        return near + [one for one, namesake in found if namesake]
+        seen = [_Seen.read(item, prompt) for item in reply.result]
+        seen.sort(key=lambda one: one.equal, reverse=True)
+        near = [one for one in seen if not one.namesake][:_BEST]
+        return [one.found(reply.sent) for one in [*near, *(one for one in seen if one.namesake)]]
 
     async def take(self, handle_id: str) -> Handle | None:
         """None also for one that has expired meanwhile."""
@@ -475,16 +503,6 @@ def _handle(item: Sequence[Any], sent: float, tokens: bytes = b"") -> Handle:
 
 def _handles(items: Iterable[Sequence[Any]], sent: float) -> list[Handle]:
     return [_handle(item, sent) for item in items]
-
-
-def _found(item: Sequence[Any], prompt: bytes, sent: float) -> tuple[Found, bool]:
-    """What is found, and whether it is only for its name."""
-    meta, left_ms, size, pieces, tail, namesake = item
-    handle = _handle((meta, b"", left_ms), sent)
-    at = pieces * _PIECE_BYTES
-    equal = at // 4 + match.common_prefix(tail, prompt[at : at + _PIECE_BYTES])
-    found = replace(Found.of(handle, b""), length=size // 4, equal=equal)
-    return found, bool(namesake)
 
 
 def _totals(fields: Sequence[bytes]) -> dict[str, Total]:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import random
 import resource
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import Any
 
 import aiohttp
 import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
@@ -26,13 +27,15 @@ from pdctl.base.sse import event_of
 from pdctl.base.words import one_line
 from pdctl.router import legs, prefixes
 from pdctl.router.admin import ReuseSwitch
+from pdctl.router.auditor import Auditor
 from pdctl.router.core import Policy, Release, Report, TurnRequest, run_turn
 from pdctl.router.driver import Background, Driver, Shared, release
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
+from pdctl.router.front import Runner, let_browsers_in
 from pdctl.router.handle import Conversation
-from pdctl.router.keys import ApiKeys
+from pdctl.router.keys import ApiKeys, KeyFile
 from pdctl.router.memory import MemoryStore
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.probe import Watcher
@@ -58,6 +61,7 @@ PASSED = (
 _TO_ENGINE = ("authorization", "accept", "x-request-id", "traceparent", "tracestate", "user-agent")
 _TO_CLIENT = ("content-type", "x-request-id", "retry-after", "cache-control")
 _LONGEST_ID = 256
+_KEYS_EVERY_S = 3.0
 _LAST_WORDS_S = 0.5
 _OTHER_FILES = 100
 _TENANT = web.RequestKey("tenant", str)
@@ -76,9 +80,9 @@ class Router:
         store: HandleStore | None = None,
         key: str | None = None,
         api_keys: ApiKeys | None = None,
+        key_file: KeyFile | None = None,
     ) -> None:
         limits = settings.limits
-        metrics = RouterMetrics()
         self.settings = settings
         self.policy = Policy(
             threshold=settings.threshold,
@@ -88,17 +92,21 @@ class Router:
             reuse_base=limits.reuse_base,
             share=settings.reuse_share,
         )
+        engines, metrics = Engines(limits, key), RouterMetrics()
+        fleet = Fleet(settings.prefill, settings.decode)
         self.shared = Shared(
-            engines=Engines(limits, key),
-            fleet=Fleet(settings.prefill, settings.decode),
+            engines=engines,
+            fleet=fleet,
             store=store or store_of(settings, metrics),
             metrics=metrics,
             limits=limits,
             background=Background(),
+            auditor=Auditor(engines, fleet, metrics, floor=settings.audit_floor),
         )
         self.watcher = Watcher(self.shared, self.policy)
         self.draining = False
-        self._api_keys = api_keys
+        self._key_file = key_file
+        self._api_keys = key_file.keys if key_file else api_keys
         self.switch = ReuseSwitch(
             self.shared, self.policy, lambda: self._api_keys, lambda r: r.get(_TENANT, "")
         )
@@ -127,6 +135,7 @@ class Router:
         self.switch.add_to(app)
         for method, path in PASSED:
             add.add_route(method, path, self._pass)
+        let_browsers_in(app, dict.fromkeys((CHAT, COMPLETIONS, *(path for _, path in PASSED))))
         app.on_startup.append(self._start)
         app.on_cleanup.append(self._stop)
         return app
@@ -139,6 +148,7 @@ class Router:
         if body is None:
             # Not for us to judge: decode says what is wrong with it, in its own words.
             return await self._to_decode(request, raw)
+        self._salt(body, request)
         endpoint: Endpoint = CHAT if request.path == CHAT else COMPLETIONS
         request_id = _text(request.headers.get("X-Request-Id")) or uuid.uuid4().hex
         turn = TurnRequest(
@@ -150,6 +160,7 @@ class Router:
             ),
             request_id=request_id[:_LONGEST_ID],
             keys=prefixes.keys(endpoint, body),
+            audited=random.random() < self.settings.audit_share,
         )
         driver = Driver(
             self.shared,
@@ -182,6 +193,15 @@ class Router:
             self._tell(turn, report, driver, arrived, time.monotonic() - began)
         assert driver.response is not None
         return driver.response
+
+    def _salt(self, body: dict[str, Any], request: web.Request) -> None:
+        """Give the request a cache salt that no other tenant can have, its own one in it."""
+        own = body.get("cache_salt")
+        if not self.settings.tenant_salt or self._api_keys is None:
+            return
+        # What is no salt, or an empty one, the engine shall refuse in its own words.
+        if own is None or (isinstance(own, str) and own):
+            body["cache_salt"] = self._api_keys.salt(request.get(_TENANT, ""), own or "")
 
     def _tell(
         self, turn: TurnRequest, report: Report, driver: Driver, arrived: float, seconds: float
@@ -300,7 +320,9 @@ class Router:
 
     async def _ready(self, request: web.Request) -> web.Response:
         ready = self.shared.fleet.ready() and not self.draining
-        return web.json_response(await self.state(), status=200 if ready else 503)
+        # Where clients need keys, addresses of engines are not for who has none.
+        said = {"ready": ready} if self._api_keys is not None else await self.state()
+        return web.json_response(said, status=200 if ready else 503)
 
     async def _state(self, request: web.Request) -> web.Response:
         return web.json_response(await self.state())
@@ -372,7 +394,9 @@ class Router:
         metrics = self.shared.metrics
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "other"
-        if self._api_keys is not None and path not in _OPEN_PATHS:
+        # A browser asks whether it may ask before it shows a key.
+        asks = path not in _OPEN_PATHS and request.method != hdrs.METH_OPTIONS
+        if self._api_keys is not None and asks:
             tenant = self._api_keys.tenant_of(request.headers.get("Authorization"))
             if tenant is None:
                 metrics.count_request(path, 401)
@@ -409,6 +433,13 @@ class Router:
 
     async def _start(self, app: web.Application) -> None:
         self.watcher_task = asyncio.get_running_loop().create_task(self.watcher.run())
+        self._keys_task = asyncio.get_running_loop().create_task(self._watch_keys())
+
+    async def _watch_keys(self) -> None:
+        while self._key_file is not None:
+            await asyncio.sleep(_KEYS_EVERY_S)
+            self._key_file.reread()
+            self._api_keys = self._key_file.keys
 
     def drain(self) -> None:
         """Give what runs its last seconds, so that it ends with words and not in silence."""
@@ -419,6 +450,8 @@ class Router:
 
     async def _stop(self, app: web.Application) -> None:
         self.watcher_task.cancel()
+        self._keys_task.cancel()
+        self.shared.auditor.stop()
         await self.shared.background.drain(self.settings.limits.drain)
         await self.shared.engines.close()
         await self.shared.store.close()
@@ -507,12 +540,15 @@ _http_log.addFilter(_NoTraceback())
 @asynccontextmanager
 async def serving(router: Router) -> AsyncIterator[str]:
     """Serve until the block ends. Yields the URL; with port 0, a free port is chosen."""
-    runner = web.AppRunner(
+    line = int(router.settings.limits.header_kib * 1024)
+    runner = Runner(
         router.app(),
         access_log=None,
         logger=_http_log,
         # Without it a handler that waits on a silent engine never hears that its client left.
         handler_cancellation=True,
+        max_line_size=line,
+        max_field_size=line,
         # A little more, for the words that end what ran too long.
         shutdown_timeout=router.settings.limits.drain + _LAST_WORDS_S,
     )
@@ -538,7 +574,7 @@ async def serving(router: Router) -> AsyncIterator[str]:
 
 
 async def run(
-    settings: RouterSettings, *, key: str | None = None, api_keys: ApiKeys | None = None
+    settings: RouterSettings, *, key: str | None = None, key_file: KeyFile | None = None
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests finish."""
     allow_many_files(settings.limits.concurrent_requests)
@@ -546,13 +582,29 @@ async def run(
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    router = Router(settings, key=key, api_keys=api_keys)
+    router = Router(settings, key=key, key_file=key_file)
     # Of a terminal, a hang-up means that it is gone; what has none is told to reopen its files.
     loop.add_signal_handler(signal.SIGHUP, stop.set if os.isatty(0) else router.log.reopen)
     async with serving(router) as url:
         log.info("pdctl router %s listens on %s", __version__, url)
         await stop.wait()
         log.info("draining: running requests have %g s to finish", settings.limits.drain)
+
+
+def serve(
+    settings: RouterSettings, *, key: str | None = None, key_file: KeyFile | None = None
+) -> None:
+    """`run` on a loop of its own: uvloop's where there is one, since it costs a third less."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(run(settings, key=key, key_file=key_file))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # no build for this platform
+        return None
+    return uvloop.new_event_loop
 
 
 def allow_many_files(requests: int) -> None:

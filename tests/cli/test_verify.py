@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from pdctl.engine.example import LIMITS
 from tests.cli.helpers import run_cli
 from tests.observe.fakes import FakeEngine, FakePair, fake_pair
 
@@ -107,6 +108,15 @@ def test_a_proof_as_json_and_nothing_else_on_stdout(serve: Serve) -> None:
     assert told["turns"][1]["reused_tokens"] > 0
     assert told["chat"] is None
     assert told["checks"] == []
+
+
+def test_what_the_example_proxy_cannot_do_is_said_with_the_proof(serve: Serve) -> None:
+    _, file = serve(ours=False, example=True)
+    result = run_cli("verify", "--file", str(file), "--no-chat")
+    assert result.exit_code == 0
+    lines = [line.strip(" !") for line in result.stdout.splitlines()]
+    assert "the router is upstream's example proxy, for comparison only:" in lines
+    assert set(LIMITS) <= set(lines)
 
 
 def test_one_side_off_says_which_and_exits_1(serve: Serve) -> None:

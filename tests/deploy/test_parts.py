@@ -6,16 +6,21 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pdctl.base.command import Command
 from pdctl.base.errors import NotFoundError, UsageError
 from pdctl.base.exits import ExitCode
+from pdctl.base.process import ProcessSpec
 from pdctl.config.model import Config
+from pdctl.deploy.facts import find_held
 from pdctl.deploy.interrupt import Interrupts
 from pdctl.deploy.local import read_secrets, require_local
 from pdctl.deploy.probe import probe
+from pdctl.targets.local import LocalHost
 
 
 @contextmanager
@@ -167,3 +172,25 @@ def test_targets_that_cannot_be_reached_are_refused_with_what_works(
     assert caught.value.exit_code == ExitCode.USAGE
     assert any("pdctl render" in hint for hint in caught.value.hints)
     require_local(configured(), "up")
+
+
+# --- ports
+
+
+def test_who_binds_all_addresses_needs_the_port_on_each() -> None:
+    host = LocalHost()
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        port = listener.getsockname()[1]
+        spec = ProcessSpec(
+            role="router",
+            index=0,
+            host="localhost",
+            address="127.0.0.1",
+            port=port,
+            side_channel_port=None,
+            command=Command(("true",)),
+            log_name="router-0.log",
+        )
+        assert list(find_held(host, spec)) == []
+        (held,) = find_held(host, replace(spec, binds="0.0.0.0"))
+        assert (held.process, held.port) == ("router-0", port)

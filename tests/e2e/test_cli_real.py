@@ -58,7 +58,7 @@ def person(pairs: Pairs, tmp_path: Path) -> Any:
         assert left == []
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     """True unless it has ended, whether or not its parent has taken notice."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -116,7 +116,7 @@ def test_from_one_file_to_a_proven_pair_and_back(person: Person) -> None:
     down = person.types("down", "--yes")
     assert "nothing is left" in down.stderr + down.stdout
     for each in up["processes"]:
-        assert not _runs(each["pid"])
+        assert not runs(each["pid"])
     again = person.types("down", "--yes")
     assert "nothing" in again.stderr + again.stdout
 

@@ -7,7 +7,7 @@ import pytest
 from pdctl.base.errors import UnreachableError
 from pdctl.base.process import RoleName
 from pdctl.config.model import Config
-from pdctl.observe.endpoints import Endpoint, endpoints_of, first_key
+from pdctl.observe.endpoints import Endpoint, endpoints_of, first_key, tenant_key
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,14 @@ def test_a_port_that_was_never_chosen_means_never_started() -> None:
         ("abc\ndef\n", "abc"),
         ("# team\nteam: abc # ours\n", "abc"),
         ("a:b:c\n", "b:c"),
+        ("sha256:00\na: sha256:00\nb:shown\n", "shown"),
     ],
 )
 def test_the_first_key_of_a_file(text: str, key: str | None) -> None:
     assert first_key(text) == key
+
+
+def test_a_tenants_key() -> None:
+    text = "bare\nadmin:sha256:00\nadmin : one # first\nadmin:two\n"
+    assert tenant_key(text, "admin") == "one"
+    assert tenant_key(text, "acme") is None

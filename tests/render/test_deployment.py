@@ -110,7 +110,11 @@ def test_the_router_with_everything() -> None:
             "port": 9000,
             "ttl": "90.5s",
             "api_keys_file": "clients.txt",
+            "allow_unauthenticated": True,
+            "tenant_salt": True,
             "reuse_share": 0.25,
+            "audit_share": 0.01,
+            "audit_floor": 0.1,
             "request_log": "/var/log/requests.jsonl",
             "request_log_mib": 64,
             "request_log_keep": 9,
@@ -126,13 +130,16 @@ def test_the_router_with_everything() -> None:
         *("--limit", "first_byte=300", "--limit", "body_mib=1.5"),
         *("--limit", "concurrent_requests=7"),
         *("--reuse-share", "0.25"),
+        *("--audit-share", "0.01", "--audit-floor", "0.1"),
         *("--api-keys", "/srv/clients.txt"),
+        *("--allow-unauthenticated", "--tenant-salt"),
         *("--engine-key-file", "/srv/engine.key"),
         *("--request-log", "/var/log/requests.jsonl"),
         *("--request-log-mib", "64", "--request-log-keep", "9"),
         *("--deployment", "local-cpu"),
     ]
     assert router.url == "http://127.0.0.1:9000"  # where it is reached, not where it listens
+    assert router.binds == "0.0.0.0"
 
 
 def test_the_routers_own_parser_takes_what_is_rendered() -> None:

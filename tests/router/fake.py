@@ -50,6 +50,10 @@ class FakeEngine:
         left: requests whose client went away before they were done.
         held: what decode retains, by request id.
         pulls: tokens that prefill pulled, by turn.
+        blocks: how many it has, which it then exports with their use.
+        one_sided: prefill with the flag off, as it really is: a handle hangs it (FACTS T7).
+        running: requests it says it runs.
+        started: its process start, if it exports one.
     """
 
     role: str
@@ -73,6 +77,10 @@ class FakeEngine:
     tokenizes: Callable[[web.Request], Any] | None = None
     metrics: bytes = f'vllm:cache_config_info{{block_size="{BLOCK}"}} 1\n'.encode()
     up: bool = True
+    blocks: int = 0
+    one_sided: bool = False
+    running: int = 0
+    started: float | None = None
     _count: Any = field(default_factory=itertools.count)
 
     def app(self) -> web.Application:
@@ -103,7 +111,17 @@ class FakeEngine:
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self.metrics)
+        page = self.metrics
+        if self.blocks:
+            used = sum(-(-len(tokens) // BLOCK) for tokens in self.held.values())
+            page += b'vllm:kv_cache_usage_perc{engine="0"} %f\n' % (used / self.blocks)
+            page += b"vllm:num_requests_running %d\n" % self.running
+            page += b"vllm:num_requests_waiting 0\n"
+            config = b'vllm:cache_config_info{block_size="%d",num_gpu_blocks="%d"} 1\n'
+            page += config % (BLOCK, self.blocks)
+        if self.started is not None:
+            page += b"process_start_time_seconds %f\n" % self.started
+        return web.Response(body=page)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         if self.tokenizes is not None:
@@ -146,7 +164,10 @@ class FakeEngine:
             return error(400, "Streaming is not currently supported with beam search")
         ids = ids_of(body)
         pulled = 0
-        if kv.get("remote_block_ids"):
+        if kv.get("remote_block_ids") and self.one_sided:
+            if kv["remote_num_tokens"]:
+                await asyncio.sleep(3600)
+        elif kv.get("remote_block_ids"):
             assert self.peer is not None
             held = self.peer.held.pop(kv["remote_request_id"], None)
             if held is None or not self.bidirectional:

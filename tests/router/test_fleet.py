@@ -203,13 +203,12 @@ def test_a_quarantine_ends_reuse_of_one_pair_and_a_restart_ends_it() -> None:
     fleet.quarantine(*PAIR, "the shadow audit found other logprobs")
     assert fleet.reuse_starts(*PAIR, START, 1e9) == "pair_not_proven"
     assert fleet.reuse_starts(P[0], D[1], START, 0.0) is None
-    assert fleet.unproven_pairs() == []
     # It still serves, cold.
     assert fleet.choose_decode(prefill=P[0], avoid=D[1:]) == D[0]
     assert {fleet.choose_prefill() for _ in range(3)} == set(P)
     fleet.engine_up(P[0], start="2", block_size=4)
-    assert not fleet.pairs[PAIR].quarantined
-    assert fleet.pairs[PAIR] in fleet.unproven_pairs()
+    assert not fleet.pairs[PAIR].final
+    assert fleet.pairs[PAIR].verdict == "unknown"
 
 
 def test_a_prefill_server_that_restarted_has_no_prefixes() -> None:

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from pdctl.config.model import RouterLimits
-from pdctl.router.keys import ApiKeys, parse_keys
+from pdctl.router.keys import ApiKeys, KeyFile, parse_keys
 from pdctl.router.server import Router, serving
 from pdctl.router.settings import RouterSettings
 from tests.router.fake import FakeEngine, error, running
@@ -52,10 +52,12 @@ async def world(
     *,
     limits: dict[str, Any] | None = None,
     p: FakeEngine | None = None,
+    d: FakeEngine | None = None,
     api_keys: ApiKeys | None = None,
+    key_file: KeyFile | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
-    d = FakeEngine("decode")
+    d = d or FakeEngine("decode")
     p = p or FakeEngine("prefill")
     p.peer = d
     async with running(p, d), aiohttp.ClientSession() as http:
@@ -69,11 +71,13 @@ async def world(
                 **settings,
             ),
             api_keys=api_keys,
+            key_file=key_file,
         )
         async with serving(router) as url:
             await router.watcher.look()
             p.seen.clear()
             p.pulls.clear()
+            p.released.clear()
             d.seen.clear()
             d.finished = 0
             yield World(url, router, p, d, http)
