@@ -97,6 +97,12 @@ class Background:
             log.error("background work failed", exc_info=task.exception())
 
 
+class _Stream(web.StreamResponse):
+    """Its head goes out with its first words, which are there already."""
+
+    _send_headers_immediately = False
+
+
 class _Silence:
     """The limit on decode's silence, over all reads of one answer.
 
@@ -439,7 +445,7 @@ class Driver:
             self.ttft_s = time.monotonic() - self._arrived
             return Relayed(harvest)
         self._cleaner = legs.StreamCleaner(
-            action.wants, action.cached_tokens, hold_end=action.asked
+            action.wants, action.cached_tokens, hold_end=action.asked, splitter=self._splitter
         )
         return await self._relay_stream(headers)
 
@@ -448,14 +454,13 @@ class Driver:
         assert self._cleaner is not None
         cleaner = self._cleaner
         headers["Content-Type"] = self._upstream.headers.get("content-type", "text/event-stream")
-        response = web.StreamResponse(status=self._upstream.status, headers=headers)
+        response = _Stream(status=self._upstream.status, headers=headers)
         await response.prepare(self._request)
         self.response = response
         blocked = 0.0
         silence = _Silence(self._shared.limits.idle)
         try:
-            async for events in self._batches(silence):
-                out = cleaner.feed_all(events)
+            async for out in self._cleaned(cleaner, silence):
                 if not out:
                     continue
                 if self.ttft_s is None and cleaner.harvest.content_seen:
@@ -477,35 +482,40 @@ class Driver:
             silence.end()
         return Relayed(cleaner.harvest, blocked)
 
-    async def _write(self, response: web.StreamResponse, out: bytes) -> float:
+    async def _write(
+        self, response: web.StreamResponse, out: bytes, *, last: bool = False
+    ) -> float:
         """Send to the client; returns the seconds it made us wait.
 
         Raises:
             ConnectionError: when the client is gone, or has not read for as long as an engine
                 may be silent.
         """
+        write = response.write_eof if last else response.write
         transport = self._request.transport
         if transport is not None and transport.get_write_buffer_size() + len(out) < _NO_WAIT_BYTES:
             # It has room for this, so that no limit is needed; making one costs as much.
-            await response.write(out)
+            await write(out)
             return 0.0
         before = time.monotonic()
         try:
             async with asyncio.timeout(self._shared.limits.idle):
-                await response.write(out)
+                await write(out)
         except TimeoutError as error:
             raise ConnectionResetError("the client does not read") from error
         waited = time.monotonic() - before
         return waited if waited > _WORTH_NOTING_S else 0.0
 
-    async def _batches(self, silence: "_Silence") -> AsyncIterator[list[bytes]]:
-        """Decode's events, whole, as many at a time as have come.
+    async def _cleaned(
+        self, cleaner: legs.StreamCleaner, silence: "_Silence"
+    ) -> AsyncIterator[bytes]:
+        """What the client gets of each piece that comes from decode.
 
         Raises:
             DecodeBrokeOff: when decode is silent too long or closes before the end.
         """
         assert self._upstream is not None
-        yield self._first_events
+        yield cleaner.feed_all(self._first_events)
         upstream = self._upstream
         silence.watch(upstream)
         while True:
@@ -519,8 +529,7 @@ class Driver:
             if not chunk:
                 break
             silence.pause()
-            if events := self._splitter.feed(chunk):
-                yield events
+            yield cleaner.feed_some(chunk)
         if self._splitter.rest():
             raise DecodeBrokeOff("closed the connection")
 
@@ -529,11 +538,10 @@ class Driver:
         assert response is not None
         if isinstance(response, web.Response):
             return
-        if self._cleaner is not None and (tail := self._cleaner.tail()):
-            if self.ttft_s is None:
-                self.ttft_s = time.monotonic() - self._arrived
-            await self._write(response, tail)
-        await response.write_eof()
+        tail = self._cleaner.tail() if self._cleaner is not None else b""
+        if tail and self.ttft_s is None:
+            self.ttft_s = time.monotonic() - self._arrived
+        await self._write(response, tail, last=True)
 
     def _reply(self, failure: Failure) -> None:
         headers = {REQUEST_ID_HEADER: self._request_id}

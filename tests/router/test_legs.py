@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdctl.base.sse import SseSplitter, data_of, event_of
 from pdctl.router.legs import (
-    _WORD,
+    _WORDS,
     ClientWants,
     StreamCleaner,
     clean_answer,
@@ -208,12 +208,16 @@ def test_a_word_that_is_cut_is_as_if_it_had_been_parsed(
         choice["token_ids"] = ids
     sent = {"id": "x", "object": "o", "created": 1, "model": "m", "choices": [choice], **more}
     raw = as_engines_write(sent)
-    assert bool(_WORD.fullmatch(raw)) == (kind != "unknown")
+    assert bool(_WORDS.fullmatch(raw)) == (kind != "unknown")
     wants = ClientWants(token_ids=wants_ids, usage=False)
-    cut, parsed = (StreamCleaner(wants, None, hold_end=True) for _ in range(2))
+    cut, some, parsed = (StreamCleaner(wants, None, hold_end=True) for _ in range(3))
     whole = event_of(orjson.dumps(parsed._clean(raw)))
     assert cut.feed(raw) == whole
     assert cut.harvest == parsed.harvest
+    parsed._clean(raw)
+    assert some.feed_some(raw * 2 + raw[:9]) + some.feed_some(raw[9:]) == whole * 3
+    parsed._clean(raw)
+    assert some.harvest == parsed.harvest
 
 
 @pytest.mark.parametrize(
@@ -227,7 +231,7 @@ def test_a_word_that_is_cut_is_as_if_it_had_been_parsed(
 )
 def test_what_is_more_or_less_than_a_word_is_parsed(choice: dict[str, Any]) -> None:
     head = {"id": "x", "object": "o", "created": 1, "model": "m"}
-    assert not _WORD.fullmatch(as_engines_write(head | {"choices": [choice]}))
+    assert not _WORDS.fullmatch(as_engines_write(head | {"choices": [choice]}))
 
 
 def test_long_lists_of_prompt_ids_are_cut_out() -> None:
@@ -245,6 +249,6 @@ def test_words_behind_the_end_wait_with_it() -> None:
     word = as_engines_write(
         {"id": "x", "object": "o", "created": 1, "model": "m", "choices": [WORD]}
     )
-    assert _WORD.fullmatch(word)
+    assert _WORDS.fullmatch(word)
     assert cleaner.feed_all([word, event(chunk({"content": "!"}, "stop")), word]) == word
     assert cleaner.tail().endswith(word)
