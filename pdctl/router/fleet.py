@@ -275,12 +275,15 @@ class Fleet:
         pair.verdict, pair.why, pair.final = "no_reuse", why, True
 
     def releases_by_refusal(self, prefill: str, decode: str) -> bool:
-        """Whether a request that prefill refuses frees a handle: it must know decode already."""
+        """Whether a request that prefill refuses frees a handle: it must know decode already.
+
+        It does from the probe on. With the flag off on prefill, this is the only way there is.
+        """
         pair = self.pairs.get((prefill, decode))
         version = self.prefill[prefill].version or ""
         known = re.match(r"0\.(\d+)", version)
         recent = known is not None and int(known.group(1)) >= _REFUSAL_NOTIFIES
-        return recent and pair is not None and pair.verdict == "ok"
+        return recent and pair is not None and pair.verdict != "unknown" and pair.moves_kv
 
     def ready(self) -> bool:
         """True when some pair of healthy engines was seen to move KV."""

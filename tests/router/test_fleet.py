@@ -224,3 +224,18 @@ def test_a_prefill_server_that_restarted_has_no_prefixes() -> None:
     assert fleet.prefixes.known(prompt) == {P[0]: 500}
     fleet.engine_up(P[0], start="2", block_size=4)
     assert fleet.prefixes.known(prompt) == {}
+
+
+def test_a_refused_request_releases_where_the_engines_have_met() -> None:
+    fleet = fleet_of_three()
+    fleet.prefill[P[0]].version = "0.32.0"
+    assert fleet.releases_by_refusal(*PAIR)
+    assert not fleet.releases_by_refusal(P[0], "http://elsewhere")
+    # Prefill's flag is off: what it refuses still frees a handle, what it reads does not.
+    fleet.pairs[PAIR].verdict = "no_reuse"
+    assert fleet.releases_by_refusal(*PAIR)
+    fleet.prefill[P[0]].version = "0.31.2"
+    assert not fleet.releases_by_refusal(*PAIR)
+    fleet.engine_up(P[0], start="2", block_size=4)
+    fleet.prefill[P[0]].version = "0.33.0"
+    assert not fleet.releases_by_refusal(*PAIR)
