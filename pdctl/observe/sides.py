@@ -4,6 +4,9 @@ No request here can hang: prefill without the flag never answers a request that 
 tokens to pull (FACTS T7), but a handle with none is a release (FACTS L3) on one that has the flag
 and nothing at all on one that has not. So whether decode's blocks become free tells.
 
+The handle is one of a turn through both. Decode gives one for less, but its worker then knows
+nothing of it, and those blocks are never free again (read in vLLM 0.32.0, and seen).
+
 Nothing stays pinned either: a request that prefill rejects in its handler gives a handle back
 whatever its flag (read in vLLM 0.32.0 and 0.33.0, and run there).
 """
@@ -21,7 +24,7 @@ from pdctl.observe.http import ask_json
 from pdctl.observe.metrics import scrape_engine
 from pdctl.observe.proof import SideProbe
 
-_PLAIN = {"do_remote_decode": False, "do_remote_prefill": False}
+_FIRST_TURN = {"do_remote_decode": True, "do_remote_prefill": False}
 _FALL_S = 5.0
 """Within this decode's usage falls after a release; 2 s was measured."""
 
@@ -37,7 +40,7 @@ async def probe_sides(
     timeout: float = 30.0,
     poll: float = 0.25,
 ) -> SideProbe:
-    """Ask decode for a handle, then give it back through prefill.
+    """Get a handle from decode by a turn through both, then give it back through prefill.
 
     Args:
         prompt: token ids that fill a few blocks.
@@ -50,7 +53,10 @@ async def probe_sides(
         # An idle engine exports what its last step saw; a step of ours makes that now.
         await asker.one_token(decode, prompt[:3], None)
         before = await scrape_engine(session, decode, key=key)
-        handle = await asker.one_token(decode, prompt, _PLAIN)
+        moved = await asker.one_token(prefill, prompt, _FIRST_TURN)
+        if not moved or not moved.get("remote_block_ids"):
+            return SideProbe()
+        handle = await asker.one_token(decode, prompt, moved)
         if not handle or not handle.get("remote_block_ids"):
             return SideProbe(decode_gives_handle=False)
         held = await scrape_engine(session, decode, key=key)

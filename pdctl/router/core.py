@@ -525,7 +525,7 @@ class _Turn:
         now = self.clock()
         if now >= one.deadline:
             return "expired", ""
-        own = one.conversation == self.request.conversation
+        own = one.conversation.key == self.request.conversation.key
         tokens = max(0, min(one.equal, one.certain, self.size - 1))
         if match.attachable(tokens, one.block_size) < max(1, self.policy.threshold):
             if not own:
@@ -786,7 +786,7 @@ class _Turn:
         tokens = handle.held.tokens
         found: list[Found] = yield Find(self.scope, tokens, handle.conversation)
         for old in found:
-            if old.conversation == handle.conversation and old.equal >= old.certain:
+            if old.conversation.key == handle.conversation.key and old.equal >= old.certain:
                 taken: Handle | None = yield Take(old.id)
                 if taken is not None:
                     yield self._release_handle(taken, "superseded")

@@ -4,7 +4,7 @@ Health says whether an engine gets requests; a pair's verdict says whether handl
 them. Both change by what the shell reports, never by a clock of their own.
 """
 
-import itertools
+import random
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -49,7 +49,6 @@ class Engine:
         outstanding: tokens of the requests that are there now.
         retained: tokens of the handles kept on it.
         silent: looks in a row at which it did not answer in time.
-        chosen: number of the last choice that fell on it.
     """
 
     url: str
@@ -67,7 +66,6 @@ class Engine:
     outstanding: int = 0
     retained: int = 0
     silent: int = 0
-    chosen: int = 0
 
 
 @dataclass
@@ -127,7 +125,7 @@ class Fleet:
         self.pairs = {(p, d): Pair(p, d) for p in self.prefill for d in self.decode}
         self.decode_starts: dict[str, str] = {}
         self.prefixes = PrefixMap()
-        self._choices = itertools.count(1)
+        self._random = random.Random()
 
     def engines(self) -> list[Engine]:
         """Prefill servers, then decode servers."""
@@ -208,16 +206,17 @@ class Fleet:
             least = min(_queue(e, tokens) for e in candidates)
             worth = max(_LOYALTY * max(held, tokens), _WORTH_MOVING * _capacity(own), least)
             if _queue(own, tokens) - least <= worth:
-                return self._pick([own], lambda _: 0)
+                return own.url
         return self._pick(candidates, lambda e: _load(e, tokens))
 
     def _pick(self, candidates: Collection[Engine], cost: Callable[[Engine], float]) -> str | None:
-        """The cheapest; among equals the one that was not chosen for longest."""
+        """The cheapest; any of equals, so that each gets its share whoever else asks."""
         if not candidates:
             return None
-        best = min(candidates, key=lambda engine: (cost(engine), engine.chosen))
-        best.chosen = next(self._choices)
-        return best.url
+        costs = [cost(engine) for engine in candidates]
+        least = min(costs)
+        equal = [e for e, its in zip(candidates, costs, strict=True) if its == least]
+        return self._random.choice(equal).url
 
     def _broken_everywhere(self, prefill: str) -> bool:
         pairs = [self.pairs[(prefill, e.url)] for e in self.decode.values() if e.healthy]
@@ -276,12 +275,15 @@ class Fleet:
         pair.verdict, pair.why, pair.final = "no_reuse", why, True
 
     def releases_by_refusal(self, prefill: str, decode: str) -> bool:
-        """Whether a request that prefill refuses frees a handle: it must know decode already."""
+        """Whether a request that prefill refuses frees a handle: it must know decode already.
+
+        It does from the probe on. With the flag off on prefill, this is the only way there is.
+        """
         pair = self.pairs.get((prefill, decode))
         version = self.prefill[prefill].version or ""
         known = re.match(r"0\.(\d+)", version)
         recent = known is not None and int(known.group(1)) >= _REFUSAL_NOTIFIES
-        return recent and pair is not None and pair.verdict == "ok"
+        return recent and pair is not None and pair.verdict != "unknown" and pair.moves_kv
 
     def ready(self) -> bool:
         """True when some pair of healthy engines was seen to move KV."""

@@ -10,14 +10,12 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
-import aiohttp
 import orjson
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
-from yarl import URL
 
 from pdctl import __version__
 from pdctl.base.errors import TemporaryError
@@ -42,6 +40,7 @@ from pdctl.router.probe import Watcher
 from pdctl.router.requestlog import RequestLog
 from pdctl.router.settings import RouterSettings
 from pdctl.router.store import HandleStore
+from pdctl.router.wire import Response
 
 log = logging.getLogger("pdctl.router")
 
@@ -267,17 +266,16 @@ class Router:
         if content_type := request.headers.get("Content-Type"):
             headers["Content-Type"] = content_type
         # Not normalised, else `..` would lead to paths that are not listed.
-        url = URL(f"{decode}{request.rel_url.raw_path_qs}", encoded=True)
+        url = f"{decode}{request.rel_url.raw_path_qs}"
         limits = self.settings.limits
         try:
             async with asyncio.timeout(
                 limits.first_byte if request.method == "GET" else limits.total
             ):
-                upstream = await self.shared.engines.session.request(
-                    request.method, url, data=raw or None, headers=headers
-                )
+                body = raw if request.method == "POST" else None
+                upstream = await self.shared.engines.send(request.method, url, body, headers)
                 if upstream.content_type != "text/event-stream":
-                    async with upstream:
+                    with closing(upstream):
                         return web.Response(
                             status=upstream.status,
                             body=await upstream.read(),
@@ -285,22 +283,20 @@ class Router:
                         )
         except TimeoutError:
             return _error(504, "The decode engine did not answer in time", "timeout")
-        except (aiohttp.ClientError, OSError):
+        except OSError:
             return _error(502, "The decode engine cannot be reached", "engine_unavailable")
-        async with upstream:
+        with closing(upstream):
             return await self._copy_stream(request, upstream)
 
-    async def _copy_stream(
-        self, request: web.Request, upstream: aiohttp.ClientResponse
-    ) -> web.StreamResponse:
+    async def _copy_stream(self, request: web.Request, upstream: Response) -> web.StreamResponse:
         idle = self.settings.limits.idle
         response = web.StreamResponse(status=upstream.status, headers=_client_headers(upstream))
         await response.prepare(request)
         while True:
             try:
                 async with asyncio.timeout(idle):
-                    chunk = await upstream.content.readany()
-            except (TimeoutError, aiohttp.ClientError, OSError):
+                    chunk = await upstream.read_some()
+            except OSError:
                 text = "The decode engine broke off before the answer was complete"
                 chunk = event_of(legs.error_body(text, "decode_interrupted", 502, uuid.uuid4().hex))
                 await response.write(chunk)
@@ -516,7 +512,7 @@ def _error(status: int, message: str, kind: str) -> web.Response:
     )
 
 
-def _client_headers(upstream: aiohttp.ClientResponse) -> dict[str, str]:
+def _client_headers(upstream: Response) -> dict[str, str]:
     return {name: upstream.headers[name] for name in _TO_CLIENT if name in upstream.headers}
 
 

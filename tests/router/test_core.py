@@ -487,6 +487,18 @@ def test_a_wrong_name_costs_nothing() -> None:
     assert book.expect(Prefill, p_answer(NEXT, reused=9)).carries_handle
 
 
+def test_a_name_says_more_than_how_a_conversation_begins() -> None:
+    """Its system prompt was changed, or its history cut from the front."""
+    for share, carries in ((8, False), (12, True)):
+        prompt = [*LONG[:share], 1, 2, 3]
+        book = Playbook(a_request(conversation=Conversation("c1", "begins otherwise")))
+        old = a_handle(LONG, ANSWER)
+        book.finds(prompt, old)
+        if carries:
+            book.expect(Take, old)
+        assert book.expect(Prefill, p_answer(prompt)).carries_handle is carries
+
+
 def test_a_shared_system_prompt_does_not_cost_another_conversation_its_handle() -> None:
     prompt = [*LONG[:30], 1, 2, 3]
     for conversation in (ANOTHER, UNNAMED):
