@@ -19,7 +19,7 @@
 --   q            how many handles there ever were, which is their age
 
 local PIECE_BYTES, DIGEST, ID = 512, 8, 24
-local NEIGHBOURS, TIES, NAMESAKES, BATCH = 4, 12, 4, 64
+local NEIGHBOURS, TIES, NAMESAKES, BATCH = 4, 28, 4, 64
 -- Keys outlive deadlines by this much, so that a router sees what has expired. What no router
 -- comes back for goes by itself.
 local GRACE_MS = 600000
@@ -192,8 +192,12 @@ function does.find(scope, name, prompt)
   local up = side('ZRANGEBYLEX', '[' .. prompt, '+', 0, NEIGHBOURS)
   local down = side('ZREVRANGEBYLEX', '(' .. prompt, '-', 0, NEIGHBOURS)
   -- Those that share as many pieces are told apart by their tokens only.
+  local looked = #found
   if up == best then side('ZRANGEBYLEX', '[' .. prompt, '+', NEIGHBOURS, TIES) end
-  if down == best then side('ZREVRANGEBYLEX', '(' .. prompt, '-', NEIGHBOURS, TIES) end
+  local left = TIES - (#found - looked)
+  if down == best and left > 0 then
+    side('ZREVRANGEBYLEX', '(' .. prompt, '-', NEIGHBOURS, left)
+  end
   local k = base .. 'k:' .. name
   for _, id in ipairs(redis.call('ZREVRANGE', k, 0, NAMESAKES - 1)) do
     found[#found + 1] = {id}

@@ -127,7 +127,7 @@ async def test_a_handle_comes_back_as_it_was_kept(new_store: NewStore) -> None:
 async def test_a_namesake_is_found_though_others_share_more(new_store: NewStore) -> None:
     async with new_store() as store:
         await store.put(named(0, long([1], [2, 9])))
-        for place in range(1, 40):
+        for place in range(1, 30):
             await store.put(numbered(place, long([1], [2, 3, 4, place])))
         found = await store.find(SCOPE, ids(*long([1], [2, 3, 4, 5])), NAMED)
         equal = {one.id: one.equal for one in found}
