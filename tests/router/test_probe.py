@@ -229,6 +229,8 @@ async def test_the_watch_reads_room_use_and_queue() -> None:
         decode = fleet.decode[d.url]
         assert (decode.capacity_tokens, decode.kv_usage, decode.waiting) == (4000, 0.1, 4)
         assert decode.others == 400
+        told = (await router.state())["engines"][1]
+        assert (told["capacity_tokens"], told["kv_usage"], told["waiting"]) == (4000, 0.1, 4)
         assert fleet.prefixes.room == {p.url: 2000}
 
 
