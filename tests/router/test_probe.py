@@ -96,7 +96,8 @@ async def test_a_prefill_that_is_slow_with_everything_is_asked_again_later() -> 
 
     async def busy(request: web.Request, body: dict[str, Any]) -> None:
         # From the pull on, whatever comes.
-        if p.pulls or (body.get("kv_transfer_params") or {}).get("remote_num_tokens"):
+        kv = body.get("kv_transfer_params") or {}
+        if p.pulls or (kv.get("remote_num_tokens") and not body.get("use_beam_search")):
             p.pulls.append(0)
             await asyncio.sleep(3600)
 
