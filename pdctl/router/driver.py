@@ -406,16 +406,17 @@ class Driver:
         """
         self._splitter, self._first_events = SseSplitter(), []
         while chunk := await upstream.read_some():
-            self._first_events += self._splitter.feed(chunk)
-            word = next((e for e in self._first_events if not legs.only_names_role(e)), None)
-            if word is None:
-                continue
-            error = legs.error_of(word)
-            if error is None:
-                return Opened(upstream.status)
-            upstream.close()
-            said = orjson.dumps({"error": error["error"]}) if "error" in error else b""
-            return Failure(_error_status(error), "stream_error", said, url=url)
+            self._splitter.push(chunk)
+            while (event := self._splitter.pop()) is not None:
+                self._first_events.append(event)
+                if legs.only_names_role(event):
+                    continue
+                error = legs.error_of(event)
+                if error is None:
+                    return Opened(upstream.status)
+                upstream.close()
+                said = orjson.dumps({"error": error["error"]}) if "error" in error else b""
+                return Failure(_error_status(error), "stream_error", said, url=url)
         return Failure(502, "stream_error", url=url)
 
     async def _whole_answer(self, url: str, upstream: Response) -> Opened | Failure:
@@ -515,7 +516,7 @@ class Driver:
             DecodeBrokeOff: when decode is silent too long or closes before the end.
         """
         assert self._upstream is not None
-        yield cleaner.feed_all(self._first_events)
+        yield cleaner.feed_all(self._first_events) + cleaner.feed_some(b"")
         upstream = self._upstream
         silence.watch(upstream)
         while True:

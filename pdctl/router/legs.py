@@ -282,6 +282,8 @@ _WORD = (
 _WORDS = re.compile(b"(?:%b)+" % _WORD)
 # Within words these stand where they should: a quotation mark in a string is escaped.
 _IDS = re.compile(rb'"token_ids":\[([\d,]*)\]')
+# An unfinished event of this length is no word.
+_SHORT = 2**14
 _NO_IDS = b'"token_ids":null'
 _NO_HANDLE = b',"kv_transfer_params":null'
 _PROMPT_IDS = re.compile(rb'[{,]"prompt_token_ids":\[')
@@ -331,10 +333,12 @@ class StreamCleaner:
 
     def feed_some(self, data: bytes) -> bytes:
         """The bytes to send now for what has come, which may end in mid-event."""
-        words = None if self._tail or self.splitter.rest() else _WORDS.match(data)
-        if words is None:
-            return self.feed_all(self.splitter.feed(data))
-        return self._words(words[0]) + self.feed_all(self.splitter.feed(data[words.end() :]))
+        begin = b""
+        if not self._tail and len(self.splitter.rest()) < _SHORT:
+            data = self.splitter.take_rest() + data
+            if words := _WORDS.match(data):
+                begin, data = self._words(words[0]), data[words.end() :]
+        return begin + self.feed_all(self.splitter.feed(data)) if data else begin
 
     def feed_all(self, events: Iterable[bytes]) -> bytes:
         """The bytes to send for these events now."""

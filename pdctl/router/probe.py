@@ -235,12 +235,14 @@ class _Found:
 
     Attributes:
         again_s: seconds until it is worth to look again.
+        lost: the handle may still be read, so it must not be given back.
     """
 
     moves_kv: bool
     why: str
     final: bool = False
     again_s: float = _REPROBE_S
+    lost: bool = False
 
 
 class _Prober:
@@ -281,7 +283,7 @@ class _Prober:
         if handle is None or not is_handle(handle):
             return _Found(True, f"decode returned no handle: {_FLAG} is not true there")
         found = await self._back(pair, ids, handle, block_size)
-        if found.why and not found.final:
+        if found.why and not found.lost:
             await self._give_back(pair, handle, ids)
         return found
 
@@ -338,14 +340,23 @@ class _Prober:
         )  # fmt: skip
         if isinstance(third, Failure):
             if third.kind == "timeout":
-                # Each such request keeps its blocks, and a core busy, until prefill restarts.
-                why = f"prefill never answers a request with a handle: {_FLAG} is not true there"
-                return _Found(True, why, final=True)
+                return await self._silent(pair, ids)
             return _Found(True, f"prefill could not pull decode's blocks{_because(third)}")
         pulled, tokens = _kv(third) or {}, params["remote_num_tokens"]
         if pulled.get("remote_prefill_cached_tokens", tokens) != tokens:
             return _Found(True, "prefill pulled nothing of what decode offered")
         return _Found(True, "")
+
+    async def _silent(self, pair: Pair, ids: list[int]) -> _Found:
+        """Tell a prefill server that never answers handles from one that has much to do."""
+        plain = await self._ask(
+            pair.prefill, ids[:3], 1, {}, self._salts[1], limit=self._policy.reuse_base
+        )
+        if isinstance(plain, Failure) and plain.kind == "timeout":
+            return _Found(True, "prefill is too busy to tell whether it pulls", lost=True)
+        # Each such request keeps its blocks, and a core busy, until prefill restarts.
+        why = f"prefill never answers a request with a handle: {_FLAG} is not true there"
+        return _Found(True, why, final=True, lost=True)
 
     async def _give_back(self, pair: Pair, handle: dict[str, Any], ids: list[int]) -> None:
         """Free what decode holds for nothing; where it was pulled after all, this does nothing."""

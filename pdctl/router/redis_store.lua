@@ -177,8 +177,13 @@ function does.find(scope, name, prompt)
     return low
   end
 
-  -- What shares the longest beginning with the prompt stands beside it.
+  -- What shares the longest beginning with the prompt stands beside it. Namesakes come first, to
+  -- be known as such.
   local found, best = {}, 0
+  local k = base .. 'k:' .. name
+  for _, id in ipairs(redis.call('ZREVRANGE', k, 0, NAMESAKES - 1)) do
+    found[#found + 1] = {id}
+  end
   local function side(command, from, to, first, number)
     local least
     for _, member in ipairs(redis.call(command, x, from, to, 'LIMIT', first, number)) do
@@ -198,21 +203,16 @@ function does.find(scope, name, prompt)
   if down == best and left > 0 then
     side('ZREVRANGEBYLEX', '(' .. prompt, '-', NEIGHBOURS, left)
   end
-  local k = base .. 'k:' .. name
-  for _, id in ipairs(redis.call('ZREVRANGE', k, 0, NAMESAKES - 1)) do
-    found[#found + 1] = {id}
-  end
-
   local seen, answer = {}, {}
   for _, one in ipairs(found) do
     local id, pieces, member = one[1], one[2], one[3]
     -- Who shares nothing is of no use beside one who does.
     if not seen[id] and (not member or pieces > 0 or best == 0) then
-      seen[id] = true
       local f = redis.call('HMGET', base .. 'h:' .. id, 'meta', 'scope', 'deadline')
       if not f[1] then -- it went by itself, since no router was there to see it
         if member then redis.call('ZREM', x, member) else redis.call('ZREM', k, id) end
       elseif f[2] == scope and tonumber(f[3]) > now then
+        seen[id] = true
         local t = base .. 't:' .. id
         pieces = pieces or common(redis.call('HGET', base .. 'h:' .. id, 'chain'))
         local at = pieces * PIECE_BYTES

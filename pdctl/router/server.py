@@ -363,6 +363,11 @@ class Router:
                     "reason": engine.why,
                     "version": engine.version,
                     "block_size": engine.block_size,
+                    "capacity_tokens": engine.capacity_tokens,
+                    "kv_usage": engine.kv_usage,
+                    "waiting": engine.waiting,
+                    "outstanding_tokens": engine.outstanding,
+                    "retained_tokens": engine.retained,
                     "engine_start": fleet.decode_starts.get(engine.url),
                 }
                 for engine in fleet.engines()

@@ -60,28 +60,33 @@ class Chunks:
             BadAnswerError: it is not chunked as it should be.
         """
         buffer, begin = (self._rest + data if self._rest else data), 0
-        parts = []
+        self._rest = b""
+        parts, left, end = [], self._left, len(buffer)
         while not self._last:
-            if self._left:
-                part = buffer[begin : begin + self._left]
-                parts.append(part)
-                begin += len(part)
-                self._left -= len(part)
-                if self._left:
-                    self._rest = b""
-                    return b"".join(parts)
+            if left:
+                begin += left
+                parts.append(buffer[begin - left : begin])
+                if begin > end:
+                    self._left = begin - end
+                    break
             size = self._size.match(buffer, begin)
             if size is None:
-                self._rest = buffer[begin:]
-                if len(self._rest) > _LONGEST_SIZE or b"\n" in self._rest[2:]:
-                    raise BadAnswerError("a chunk has no size")
-                return b"".join(parts)
+                self._left = 0
+                self._wait(buffer[begin:])
+                break
             begin = size.end()
+            left = int(size[1], 16)
             self._size = _NEXT_SIZE
-            self._left = int(size[1], 16)
-            self._last = self._left == 0
-        self._end(buffer[begin:])
+            self._last = left == 0
+        else:
+            self._end(buffer[begin:])
         return b"".join(parts)
+
+    def _wait(self, rest: bytes) -> None:
+        """Keep what may become the size of a chunk."""
+        if len(rest) > _LONGEST_SIZE or b"\n" in rest[2:]:
+            raise BadAnswerError("a chunk has no size")
+        self._rest = rest
 
     def _end(self, rest: bytes) -> None:
         """After the last chunk come trailers, which nobody reads, and an empty line."""
