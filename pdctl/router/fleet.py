@@ -106,9 +106,11 @@ class Pair:
     pauses: dict[str, Pause] = field(default_factory=dict)
 
     @property
-    def broken(self) -> bool:
-        """True when a probe saw that prefill's blocks do not even reach decode."""
-        return self.verdict == "no_reuse" and not self.moves_kv
+    def doubt(self) -> int:
+        """Whether prefill's blocks reach decode: 0 for yes, 1 for unknown, 2 for no."""
+        if self.moves_kv:
+            return 0
+        return 1 if self.verdict == "unknown" else 2
 
 
 class Fleet:
@@ -169,7 +171,7 @@ class Fleet:
             avoid: servers that shall not be chosen.
         """
         candidates = _candidates(self.prefill, avoid)
-        working = [e for e in candidates if not self._broken_everywhere(e.url)] or candidates
+        working = _least_doubtful(candidates, self._best_doubt)
         had = known or {}
 
         def cost(engine: Engine) -> float:
@@ -193,14 +195,13 @@ class Fleet:
             hint: the server that has the conversation.
             held: tokens of the conversation that it holds.
             tokens: length of the prompt.
-            prefill: whose blocks it shall get; where those were seen not to arrive is the last
-                choice.
+            prefill: whose blocks it shall get; where those were not seen to arrive is chosen
+                only when there is no other.
             avoid: servers that shall not be chosen.
         """
         candidates = _candidates(self.decode, avoid)
         if prefill is not None:
-            reached = [e for e in candidates if not self.pairs[(prefill, e.url)].broken]
-            candidates = reached or candidates
+            candidates = _least_doubtful(candidates, lambda url: self.pairs[(prefill, url)].doubt)
         own = next((e for e in candidates if e.url == hint), None)
         if own is not None:
             least = min(_queue(e, tokens) for e in candidates)
@@ -218,9 +219,9 @@ class Fleet:
         equal = [e for e, its in zip(candidates, costs, strict=True) if its == least]
         return self._random.choice(equal).url
 
-    def _broken_everywhere(self, prefill: str) -> bool:
-        pairs = [self.pairs[(prefill, e.url)] for e in self.decode.values() if e.healthy]
-        return bool(pairs) and all(pair.broken for pair in pairs)
+    def _best_doubt(self, prefill: str) -> int:
+        pairs = (self.pairs[(prefill, e.url)] for e in self.decode.values() if e.healthy)
+        return min((pair.doubt for pair in pairs), default=0)
 
     def reuse_refused(self, prefill: str, decode: str, start: str, now: float) -> str | None:
         """Why no handle of this decode start may go to this prefill server; None if it may."""
@@ -306,6 +307,11 @@ class Fleet:
 def _candidates(engines: Mapping[str, Engine], avoid: Iterable[str]) -> list[Engine]:
     shunned = set(avoid)
     return [e for e in engines.values() if e.healthy and e.url not in shunned]
+
+
+def _least_doubtful(engines: list[Engine], doubt: Callable[[str], int]) -> list[Engine]:
+    doubts = [doubt(engine.url) for engine in engines]
+    return [e for e, its in zip(engines, doubts, strict=True) if its == min(doubts)]
 
 
 def _capacity(engine: Engine) -> int:

@@ -235,7 +235,9 @@ def test_a_dead_decode_hands_over_to_another() -> None:
     book = Playbook(fleet=a_fleet(decode=(D, other)))
     book.expect(Know, False)
     book.expect(Prefill, p_answer(PROMPT))
-    first = book.expect(OpenDecode, Failure(0, "unreachable", url=D)).url
+    assert isinstance(book.due, OpenDecode)
+    first = book.due.url
+    book.expect(OpenDecode, Failure(0, "unreachable", url=first))
     book.expect(Prefill, p_answer(PROMPT))
     assert book.expect(OpenDecode, Opened(200)).url != first
 

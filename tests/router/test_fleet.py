@@ -130,6 +130,21 @@ def test_a_pair_whose_blocks_do_not_arrive_is_the_last_choice() -> None:
     assert fleet.choose_prefill(avoid=P[1:]) == P[0]
 
 
+def test_a_pair_that_waits_for_its_probe_gets_no_turn_while_there_is_another() -> None:
+    fleet = fleet_of_three()
+    fleet.engine_up(D[0], start="2", block_size=4)
+    assert {fleet.choose_decode(prefill=P[0]) for _ in range(60)} == set(D[1:])
+    assert fleet.choose_decode(prefill=P[0], hint=D[0], held=9000) != D[0]
+    assert fleet.choose_decode(prefill=P[0], avoid=D[1:]) == D[0]
+    fleet.engine_up(P[0], start="2", block_size=4)
+    assert {fleet.choose_prefill() for _ in range(60)} == set(P[1:])
+    # All wait when the router starts.
+    for url in (*P, *D):
+        fleet.engine_up(url, start="3", block_size=4)
+    assert {fleet.choose_prefill() for _ in range(60)} == set(P)
+    assert {fleet.choose_decode(prefill=P[0]) for _ in range(60)} == set(D)
+
+
 # The breaker.
 
 
