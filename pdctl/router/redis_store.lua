@@ -39,6 +39,7 @@ if not run or not history then
 end
 local epoch = string.sub(run, 1, 16) .. string.sub(history, 1, 16)
 local time = redis.call('TIME')
+-- Whole milliseconds: it is up to one later than this, so what is left is counted one less.
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function count(decode, sign, tokens, pinned)
@@ -75,7 +76,7 @@ local function remove(id)
   redis.call('ZREM', base .. 'k:' .. f[3], id)
   redis.call('SREM', base .. 'a:' .. f[4], id)
   uncount(f[1])
-  return {f[6], f[7], f[8] - now}, pinned_of(f[1])
+  return {f[6], f[7], f[8] - now - 1}, pinned_of(f[1])
 end
 
 local function outlives(key, ms)
@@ -217,7 +218,7 @@ function does.find(scope, name, prompt)
         pieces = pieces or common(redis.call('HGET', base .. 'h:' .. id, 'chain'))
         local at = pieces * PIECE_BYTES
         -- In one string: a client reads that several times faster than as many values.
-        answer[#answer + 1] = struct.pack('>I4I4I4I4I4', #f[1], f[3] - now, redis.call('STRLEN', t),
+        answer[#answer + 1] = struct.pack('>I4I4I4I4I4', #f[1], f[3] - now - 1, redis.call('STRLEN', t),
           pieces, member and 0 or 1)
           .. f[1] .. redis.call('GETRANGE', t, at, at + PIECE_BYTES - 1)
       end

@@ -609,3 +609,46 @@ async def test_without_its_store_a_router_answers_all_the_same(own_server: Redis
         assert 'pdctl_router_store_errors_total{operation="knows"} 1.0' in text
         # What could not be kept was given back, and nothing else is wrong.
         assert 'pdctl_router_releases_total{reason="evicted"}' in text
+
+
+@asynccontextmanager
+async def a_process(p: FakeEngine, d: FakeEngine, *options: str) -> AsyncIterator[tuple[str, Any]]:
+    """A router as `pdctl router` starts it. Yields its URL and its process."""
+    command = [sys.executable, "-m", "pdctl", "router", "--prefill", p.url, "--decode", d.url]
+    command += ["--port", "0", "--threshold", "2", "--limit", "drain=1", *options]
+    process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    url, line = "", b""
+    try:
+        async with asyncio.timeout(30):
+            while not url or b"Ready" not in line:
+                line = await process.stderr.readline()
+                assert line, "the router ended"
+                if b"listens on" in line:
+                    url = line.split()[-1].decode()
+        rest = asyncio.create_task(process.stderr.read())
+        yield url, process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await rest
+
+
+async def test_what_a_killed_router_kept_another_process_goes_on_with(server: RedisServer) -> None:
+    d, p = FakeEngine("decode"), FakeEngine("prefill")
+    p.peer = d
+    shared = ("--store", server.url, "--deployment", new_name())
+    async with (
+        running(p, d),
+        aiohttp.ClientSession() as http,
+        a_process(p, d, *shared) as (first, process),
+        a_process(p, d, *shared) as (second, _),
+    ):
+        pair = Pair([first, second], [], http)
+        messages = [user(LONG)]
+        answer, _ = await pair.ask(0, messages)
+        process.kill()
+        messages += [answered(answer), user("more")]
+        answer, told = await pair.ask(1, messages)
+        assert (told["outcome"], told["retries"]) == ("HIT", [])
