@@ -188,7 +188,7 @@ class RedisStore:
                 where="--store",
                 expected="memory, or redis://host:port/db",
             ) from error
-        return cls(redis.Redis(connection_pool=pool), shown=shown, **options)
+        return cls(redis.Redis.from_pool(pool), shown=shown, **options)
 
     async def put(self, handle: Handle) -> list[Handle]:
         """Keep a handle. It comes back at once if it surely was not kept.
