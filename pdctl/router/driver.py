@@ -652,10 +652,9 @@ async def release(shared: Shared, action: Release, headers: dict[str, str]) -> N
         limit=shared.limits.prefill_base,
         headers=headers,
     )
-    if refusal:
-        released = isinstance(result, Failure) and result.status == 400
-    else:
-        released = isinstance(result, Answer)
+    refused = refusal and isinstance(result, Failure) and result.status == 400
+    # Also by a prefill that does not refuse: it has been told to pull nothing.
+    released = refused or isinstance(result, Answer)
     shared.metrics.releases.labels(action.reason if released else "failed").inc()
     if not released:
         log.warning("release of %s failed: %s", action.params.get("remote_request_id"), result)

@@ -128,13 +128,11 @@ def trim(params: Mapping[str, Any], tokens: int, block_size: int) -> dict[str, A
 
 
 def release_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The handle as a release: prefill pulls nothing and tells decode to free it (FACTS L3)."""
-    return {
-        **params,
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "remote_num_tokens": 0,
-    }
+    """The handle as a release: prefill pulls nothing and tells decode to free it (FACTS L3).
+
+    The list of block lists stays, since an engine takes an empty one for no handle at all.
+    """
+    return trim(params, 0, 1)
 
 
 def unproven(params: Mapping[str, Any]) -> str | None:
