@@ -586,7 +586,8 @@ def test_prefill_is_the_server_that_computed_the_conversation_before() -> None:
         fleet.prefixes.note(request.keys, known)
         book = Playbook(request, fleet=fleet)
         book.expect(Know, False)
-        assert book.expect(Prefill, p_answer(PROMPT)).url == known
+        leg = book.expect(Prefill, p_answer(PROMPT))
+        assert (leg.url, leg.prompt_tokens) == (known, 1)
 
 
 def test_only_a_prefill_that_is_proven_with_its_decode_gets_a_handle() -> None:
