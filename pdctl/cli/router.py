@@ -69,20 +69,12 @@ def router(
     ] = None,
 ) -> None:
     """Run the multi-turn router until SIGTERM."""
-    import logging
-    import sys
-
     from pdctl.base.durations import parse_duration
-    from pdctl.router import server
+    from pdctl.router import logs, server
     from pdctl.router.keys import KeyFile
     from pdctl.router.settings import RouterSettings
 
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s [%(levelname)s] "
-        f"{deployment + ' ' if deployment else ''}%(name)s: %(message)s",
-    )
+    logs.to_stderr(deployment)
     try:
         seconds = parse_duration(ttl)
     except ValueError as error:

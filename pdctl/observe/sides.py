@@ -25,6 +25,7 @@ from pdctl.observe.metrics import scrape_engine
 from pdctl.observe.proof import SideProbe
 
 _FIRST_TURN = {"do_remote_decode": True, "do_remote_prefill": False}
+_NOTHING = {"remote_num_tokens": 0, "remote_block_ids": [[]]}
 _FALL_S = 5.0
 """Within this decode's usage falls after a release; 2 s was measured."""
 
@@ -60,12 +61,12 @@ async def probe_sides(
         if not handle or not handle.get("remote_block_ids"):
             return SideProbe(decode_gives_handle=False)
         held = await scrape_engine(session, decode, key=key)
-        release = {**handle, "do_remote_decode": True, "do_remote_prefill": False}
-        await asker.one_token(prefill, prompt[:3], release | {"remote_num_tokens": 0})
+        await asker.one_token(prefill, prompt[:3], handle | _NOTHING | _FIRST_TURN)
     except PdctlError:
         return SideProbe()
     freed = await _freed(asker, decode, prompt[:3], before, held, poll)
-    if not freed:
+    if freed is False:
+        # Where it cannot be told, prefill may have done it, and must not do it twice.
         await _give_back(asker, prefill, handle, prompt[:3])
     return SideProbe(True, freed)
 
@@ -118,7 +119,7 @@ async def _give_back(
     asker: "_Asker", prefill: str, handle: Mapping[str, Any], prompt: Sequence[int]
 ) -> None:
     """Free the handle's blocks by a request that prefill rejects; its next step tells decode."""
-    kv = {**handle, "do_remote_decode": False, "do_remote_prefill": True}
+    kv = {**handle, **_NOTHING, "do_remote_decode": False, "do_remote_prefill": True}
     with contextlib.suppress(PdctlError):
         await asker.one_token(prefill, prompt, kv, stream=True, use_beam_search=True)
     with contextlib.suppress(PdctlError):

@@ -645,7 +645,8 @@ class _Turn:
                 body=body,
                 limit=self.policy.prefill_limit(self.size, reusing=False),
                 carries_handle=False,
-                prompt_tokens=self.size,
+                # What it has already is no work: counted as such, it drives conversations away.
+                prompt_tokens=max(1, self.size - self.known.get(prefill, 0)),
             )
             if isinstance(result, Answer):
                 return self._accept(result, prefill)

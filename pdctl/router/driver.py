@@ -454,19 +454,16 @@ class Driver:
         assert self._upstream is not None
         assert self._cleaner is not None
         cleaner = self._cleaner
+        first = cleaner.feed_all(self._first_events) + cleaner.feed_some(b"")
         headers["Content-Type"] = self._upstream.headers.get("content-type", "text/event-stream")
         response = _Stream(status=self._upstream.status, headers=headers)
         await response.prepare(self._request)
         self.response = response
-        blocked = 0.0
         silence = _Silence(self._shared.limits.idle)
         try:
+            blocked = await self._send(response, first)
             async for out in self._cleaned(cleaner, silence):
-                if not out:
-                    continue
-                if self.ttft_s is None and cleaner.harvest.content_seen:
-                    self.ttft_s = time.monotonic() - self._arrived
-                blocked += await self._write(response, out)
+                blocked += await self._send(response, out)
             if not cleaner.harvest.over:
                 raise DecodeBrokeOff("closed the connection")
         except DecodeBrokeOff as broke:
@@ -482,6 +479,15 @@ class Driver:
         finally:
             silence.end()
         return Relayed(cleaner.harvest, blocked)
+
+    async def _send(self, response: web.StreamResponse, out: bytes) -> float:
+        """Send what was cleaned; returns the seconds that the client made us wait."""
+        assert self._cleaner is not None
+        if not out:
+            return 0.0
+        if self.ttft_s is None and self._cleaner.harvest.content_seen:
+            self.ttft_s = time.monotonic() - self._arrived
+        return await self._write(response, out)
 
     async def _write(
         self, response: web.StreamResponse, out: bytes, *, last: bool = False
@@ -516,7 +522,6 @@ class Driver:
             DecodeBrokeOff: when decode is silent too long or closes before the end.
         """
         assert self._upstream is not None
-        yield cleaner.feed_all(self._first_events) + cleaner.feed_some(b"")
         upstream = self._upstream
         silence.watch(upstream)
         while True:
@@ -569,7 +574,7 @@ class Driver:
     # Handles.
 
     def _settle(self, action: Settle) -> None:
-        level = logging.INFO if action.outcome == "consumed" else logging.WARNING
+        level = logging.DEBUG if action.outcome == "consumed" else logging.WARNING
         log.log(
             level,
             "[%s] handle %s %s (%s)",
@@ -647,10 +652,9 @@ async def release(shared: Shared, action: Release, headers: dict[str, str]) -> N
         limit=shared.limits.prefill_base,
         headers=headers,
     )
-    if refusal:
-        released = isinstance(result, Failure) and result.status == 400
-    else:
-        released = isinstance(result, Answer)
+    refused = refusal and isinstance(result, Failure) and result.status == 400
+    # Also by a prefill that does not refuse: it has been told to pull nothing.
+    released = refused or isinstance(result, Answer)
     shared.metrics.releases.labels(action.reason if released else "failed").inc()
     if not released:
         log.warning("release of %s failed: %s", action.params.get("remote_request_id"), result)

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import orjson
@@ -124,6 +124,7 @@ def worth(handle: Handle, kept_at: float) -> float:
     return math.log2(max(1, handle.held.certain) * chance) + kept_at / _HALF_LIFE_S
 
 
+@lru_cache(maxsize=1024)
 def engine_start(engine_id: str) -> str:
     """The part of an engine id that all data-parallel ranks of one start share."""
     return _DP_SUFFIX.sub("", engine_id)

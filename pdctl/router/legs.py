@@ -165,7 +165,7 @@ def release_by_refusal(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
     with decode, and only if the request is refused inside the handler, as streaming beam search
     is.
     """
-    kv = {**params, "do_remote_prefill": True, "do_remote_decode": False}
+    kv = {**release_params(params), "do_remote_prefill": True, "do_remote_decode": False}
     return {
         "model": model,
         "prompt": [1, 2, 3],
@@ -338,7 +338,8 @@ class StreamCleaner:
             data = self.splitter.take_rest() + data
             if words := _WORDS.match(data):
                 begin, data = self._words(words[0]), data[words.end() :]
-        return begin + self.feed_all(self.splitter.feed(data)) if data else begin
+        # Whole events may be waiting in there also when nothing new has come.
+        return begin + self.feed_all(self.splitter.feed(data))
 
     def feed_all(self, events: Iterable[bytes]) -> bytes:
         """The bytes to send for these events now."""

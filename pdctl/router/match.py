@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _ID_BYTES = 4
+_EARLY = 64
 
 
 def packed(ids: object) -> bytes | None:
@@ -34,6 +35,9 @@ def count(tokens: bytes) -> int:
 def common_prefix(left: bytes, right: bytes) -> int:
     """Number of leading ids that are equal. O(n) by memcmp, bisecting to the first difference."""
     low, high = 0, min(len(left), len(right))
+    # Most prompts that differ do so early.
+    if left[:_EARLY] != right[:_EARLY]:
+        high = min(high, _EARLY)
     if left[:high] == right[:high]:
         return high // _ID_BYTES
     while high - low > 1:
@@ -124,13 +128,11 @@ def trim(params: Mapping[str, Any], tokens: int, block_size: int) -> dict[str, A
 
 
 def release_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The handle as a release: prefill pulls nothing and tells decode to free it (FACTS L3)."""
-    return {
-        **params,
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "remote_num_tokens": 0,
-    }
+    """The handle as a release: prefill pulls nothing and tells decode to free it (FACTS L3).
+
+    The list of block lists stays, since an engine takes an empty one for no handle at all.
+    """
+    return trim(params, 0, 1)
 
 
 def unproven(params: Mapping[str, Any]) -> str | None:

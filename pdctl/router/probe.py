@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from pdctl.base.sse import SseSplitter
 from pdctl.base.words import one_line
 from pdctl.observe.sides import give_back, probe_sides
 from pdctl.router import match, retention
@@ -24,7 +25,7 @@ from pdctl.router.driver import Shared, make_room
 from pdctl.router.eligible import CHAT
 from pdctl.router.fleet import Engine, Pair
 from pdctl.router.handle import is_handle
-from pdctl.router.legs import FIRST_TURN, count_of
+from pdctl.router.legs import FIRST_TURN, ClientWants, StreamCleaner, count_of
 from pdctl.router.store import Total
 from pdctl.router.vitals import Vitals, read_vitals
 
@@ -403,12 +404,22 @@ class _Prober:
             "cache_salt": salt,
             "kv_transfer_params": kv,
         }
-        return await self._shared.engines.post_json(
+        result = await self._shared.engines.post_json(
             f"{url}/v1/completions",
             body,
             limit=limit or self._shared.limits.prefill_base,
             headers={},
         )
+        return _streamed(result) or result
+
+
+def _streamed(result: Answer | Failure) -> Answer | None:
+    """The handle in an answer that was streamed though nobody asked for that, as proxies do."""
+    if isinstance(result, Answer) or not result.content_type.startswith("text/event-stream"):
+        return None
+    cleaner = StreamCleaner(ClientWants(False, False), None, hold_end=False)
+    cleaner.feed_all(SseSplitter().feed(result.body))
+    return None if cleaner.harvest.failed else Answer({"kv_transfer_params": cleaner.harvest.kv}, 0)
 
 
 def _first_model(body: bytes) -> str | None:

@@ -16,7 +16,6 @@ import logging
 import struct
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -117,7 +116,7 @@ class _Seen(NamedTuple):
     def found(self, sent: float) -> Found:
         """For the router, whose clock was `sent` when it asked."""
         handle = _handle((self.meta, b"", self.left_ms), sent)
-        return replace(Found.of(handle, b""), length=self.length, equal=self.equal)
+        return Found.of(handle, b"")._replace(length=self.length, equal=self.equal)
 
 
 class RedisStore:

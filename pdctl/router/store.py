@@ -10,15 +10,13 @@ never used nor released again, since prefill may still be reading.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pdctl.router import match
 from pdctl.router.handle import Conversation, Handle, Scope
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A FREE handle that a prompt might use, without its tokens.
 
     Attributes:

@@ -539,7 +539,7 @@ def test_what_a_store_says_is_checked_against_the_tokens_themselves() -> None:
     other = a_handle([*PROMPT[:5], 99], ANSWER)
     book.expect(Know, True)
     book.expect(Render, NEXT)
-    book.expect(Find, [replace(Found.of(other, ids(*NEXT)), equal=9)])
+    book.expect(Find, [Found.of(other, ids(*NEXT))._replace(equal=9)])
     book.expect(Take, other)
     leg = book.expect(Prefill, p_answer(NEXT, reused=5))
     assert leg.body["kv_transfer_params"]["remote_num_tokens"] == 5
@@ -550,7 +550,7 @@ def test_a_handle_whose_tokens_are_others_after_all_is_put_back() -> None:
     other = a_handle([99, *PROMPT[1:]], ANSWER)
     book.expect(Know, True)
     book.expect(Render, NEXT)
-    book.expect(Find, [replace(Found.of(other, ids(*NEXT)), equal=9)])
+    book.expect(Find, [Found.of(other, ids(*NEXT))._replace(equal=9)])
     book.expect(Take, other)
     assert book.expect(Keep, []).handle == other
     assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
@@ -586,7 +586,8 @@ def test_prefill_is_the_server_that_computed_the_conversation_before() -> None:
         fleet.prefixes.note(request.keys, known)
         book = Playbook(request, fleet=fleet)
         book.expect(Know, False)
-        assert book.expect(Prefill, p_answer(PROMPT)).url == known
+        leg = book.expect(Prefill, p_answer(PROMPT))
+        assert (leg.url, leg.prompt_tokens) == (known, 1)
 
 
 def test_only_a_prefill_that_is_proven_with_its_decode_gets_a_handle() -> None:

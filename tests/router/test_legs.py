@@ -252,3 +252,15 @@ def test_words_behind_the_end_wait_with_it() -> None:
     assert _WORDS.fullmatch(word)
     assert cleaner.feed_all([word, event(chunk({"content": "!"}, "stop")), word]) == word
     assert cleaner.tail().endswith(word)
+
+
+def test_a_stream_that_came_whole_with_its_first_words_is_passed_on_whole() -> None:
+    """So much that it is not taken for a piece, and nothing comes after it."""
+    word = event_of(orjson.dumps({"choices": [{"index": 0, "delta": {"content": "x" * 100}}]}))
+    splitter = SseSplitter()
+    splitter.push(word * 300)
+    first = splitter.pop()
+    assert first is not None
+    cleaner = StreamCleaner(ClientWants(False, False), None, hold_end=False, splitter=splitter)
+    assert cleaner.feed_all([first]) + cleaner.feed_some(b"") == word * 300
+    assert splitter.rest() == b""
