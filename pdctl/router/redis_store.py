@@ -48,6 +48,8 @@ log = logging.getLogger("pdctl.router")
 
 _SCRIPT = Path(__file__).with_suffix(".lua").read_text()
 _SHA = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
+# Routers whose scripts or values differ have a store each. The number is of what `_meta` writes.
+_FORMAT = f"1-{_SHA[:8]}"
 # As in the script.
 _PIECE_BYTES = 512
 _HEAD = struct.Struct(">IIIII")
@@ -146,7 +148,7 @@ class RedisStore:
     ) -> None:
         self._client = client
         # One hash tag, so that all keys are in one slot of a cluster.
-        self._prefix = f"pdctl:{{{name}}}:"
+        self._prefix = f"pdctl:{{{name}}}:{_FORMAT}:"
         self._shown = shown
         self._limit = limit
         self._max_handles, self._max_branches = max_handles, max_branches
@@ -337,14 +339,18 @@ class RedisStore:
         Raises:
             _Failed: it was counted and told.
         """
-        if time.monotonic() < self._skip_until:
+        if time.monotonic() < self._skip_until or (self._down and operation == "put"):
             raise _Failed(not_done=True)
+        if self._down:
+            # One tries for all. Not with a handle, of which nobody would know whether it was kept.
+            self._skip_until = time.monotonic() + self._limit + _SKIP_S
         try:
             async with asyncio.timeout(self._limit):
                 reply = await self._in_epoch(operation, arguments)
         except Exception as error:  # whatever the client library comes up with: the turn goes on
             self._failed(operation, error)
             raise _Failed(not_done=_not_done(error)) from error
+        self._skip_until = float("-inf")
         if self._down:
             self._down = False
             log.warning("the store %s is back", self._shown)

@@ -120,8 +120,11 @@ async def test_a_handle_comes_back_as_it_was_kept(new_store: NewStore) -> None:
         for name in ("conversation", "decode", "engine_start", "prefill", "block_size", "turns"):
             assert getattr(found, name) == getattr(handle, name)
         assert (found.id, found.certain) == (handle.id, handle.held.certain)
-        for name in set(Handle.__dataclass_fields__) - {"deadline"}:
+        fields = set(Handle.__dataclass_fields__)
+        for name in fields - {"deadline"}:
             assert getattr(taken, name) == getattr(handle, name)
+        known = "scope conversation decode engine_id request_id raw held block_size blocks deadline"
+        assert fields == {*known.split(), "prefill", "turns"}, "is the new one kept as well?"
 
 
 async def test_a_namesake_is_found_though_others_share_more(new_store: NewStore) -> None:
