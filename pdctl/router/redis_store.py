@@ -163,6 +163,7 @@ class RedisStore:
         self._skip_until = float("-inf")
         self._down = False
         self._told: dict[str, float] = {}
+        self._undoing: set[asyncio.Future[None]] = set()
 
     @classmethod
     def open(cls, url: str, **options: Any) -> "RedisStore":
@@ -231,12 +232,15 @@ class RedisStore:
         return [one.found(reply.sent) for one in [*near, *(one for one in seen if one.namesake)]]
 
     async def take(self, handle_id: str) -> Handle | None:
-        """None also for one that has expired meanwhile."""
-        reply = await self._try("take", _id(handle_id))
-        if reply is None or not reply.result:
-            return None
-        item, tokens = reply.result
-        return _handle(item, reply.sent, tokens)
+        """None also for one that has expired meanwhile. Who stops waiting gets none."""
+        taking = asyncio.ensure_future(self._take(handle_id))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            undoing = asyncio.ensure_future(self._undo(taking))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
+            raise
 
     async def take_conversation(self, tenant: str, key: str) -> list[Handle]:
         """All of its branches, without their tokens."""
@@ -290,9 +294,24 @@ class RedisStore:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._undoing:
+            await asyncio.wait(set(self._undoing), timeout=2 * self._limit)
         await self._client.aclose()
 
     # Within.
+
+    async def _take(self, handle_id: str) -> Handle | None:
+        reply = await self._try("take", _id(handle_id))
+        if reply is None or not reply.result:
+            return None
+        item, tokens = reply.result
+        return _handle(item, reply.sent, tokens)
+
+    async def _undo(self, taking: "asyncio.Future[Handle | None]") -> None:
+        """Nobody has used it, so it is as good as before."""
+        handle = await taking
+        if handle is not None:
+            await self.put(handle)
 
     def _of(self, handle: Handle) -> list[_Argument]:
         """A handle as the script takes it, at this moment."""

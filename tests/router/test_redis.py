@@ -162,28 +162,44 @@ async def test_every_way_to_take_is_one_of_them(server: RedisServer) -> None:
         assert await right.totals() == {}
 
 
+async def cut_off(tasks: list["asyncio.Task[Any]"]) -> None:
+    """Cancel some while they run, until all are done."""
+    order = random.Random(1)
+    while not all(task.done() for task in tasks):
+        order.choice(tasks).cancel()
+        await asyncio.sleep(0.0005)
+    assert 0 < sum(task.cancelled() for task in tasks) < len(tasks)
+
+
 async def test_an_operation_that_was_cut_off_never_answers_another(server: RedisServer) -> None:
     errors: list[str] = []
     async with a_store(server, name=new_name(), on_error=errors.append) as store:
-        for place in range(300):
-            await store.put(kept(place, [1, 2, place], conversation=Conversation("", "b")))
-        order = random.Random(1)
+        for place in range(100):
+            await store.put(kept(place, [1, 2, place], conversation=Conversation(f"c{place}", "b")))
         mixed = []
 
         async def one(place: int) -> None:
-            handle = await store.take(f"e1/d{place}")
-            if handle is not None and handle.request_id != f"d{place}":
-                mixed.append((place, handle))
+            who = Conversation(f"c{place}", "b")
+            for found in await store.find(SCOPE, ids(1, 2, place, 4), who):
+                if found.equal == 4 and found.id != f"e1/d{place}":
+                    mixed.append((place, found))
 
-        tasks = [asyncio.create_task(one(place)) for place in range(300)]
-        while not all(task.done() for task in tasks):
-            order.choice(tasks).cancel()
-            await asyncio.sleep(0.0005)
-        assert any(task.cancelled() for task in tasks)
+        await cut_off([asyncio.create_task(one(place % 100)) for place in range(400)])
         assert mixed == []
-        await store.put(kept(999))
-        assert "e1/d999" in await found(store)
         assert errors == [], "the client library gave answers to others"
+
+
+async def test_who_stops_waiting_for_a_handle_leaves_it_there(server: RedisServer) -> None:
+    name = new_name()
+    async with a_store(server, name=name) as store:
+        for place in range(300):
+            await store.put(kept(place, [1, 2, place], conversation=Conversation("", "b")))
+        tasks = [asyncio.create_task(store.take(f"e1/d{place}")) for place in range(300)]
+        await cut_off(tasks)
+        got = [handle.id for task in tasks if not task.cancelled() and (handle := task.result())]
+    async with a_store(server, name=name) as store:
+        left = [handle.id for handle in await store.take_all()]
+        assert sorted(got + left) == sorted(f"e1/d{place}" for place in range(300))
 
 
 async def test_an_answer_to_another_question_is_not_believed(server: RedisServer) -> None:
