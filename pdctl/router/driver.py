@@ -321,7 +321,7 @@ class Driver:
         finally:
             engine.outstanding -= action.prompt_tokens
         if isinstance(result, Answer):
-            log.info("[%s] Prefill done in %.0fms", self._request_id, result.seconds * 1000)
+            log.debug("[%s] prefill took %.0f ms", self._request_id, result.seconds * 1000)
         else:
             log.warning(
                 "[%s] prefill %s failed: %s %s",
@@ -587,7 +587,7 @@ class Driver:
     async def _keep(self, handle: Handle) -> list[Handle]:
         await note_start(self._shared, handle)
         evicted = await self._shared.store.put(handle)
-        log.info(
+        log.debug(
             "conv=%s: cached D blocks (remote_request_id=%s, blocks=%d, tokens=%d)",
             one_line(handle.conversation.key),
             handle.request_id,

@@ -210,14 +210,16 @@ class Router:
     ) -> None:
         conversation = turn.conversation.key or "-"
         word = "HIT" if report.outcome in ("HIT", "PARTIAL") else report.outcome
+        # One line a turn: three cost a twentieth of the router's work.
         log.info(
-            "[%s] conv=%s: cache %s (%s, reused=%d, prompt=%s, retained=%s%s)",
+            "[%s] conv=%s: cache %s (%s, reused=%d, prompt=%s, prefill=%s ms, retained=%s%s)",
             one_line(turn.request_id),
             one_line(conversation),
             word,
             report.reason,
             report.reused_tokens,
             report.prompt_tokens,
+            None if report.prefill_s is None else round(report.prefill_s * 1000),
             report.retained,
             f", retries={','.join(report.retries)}" if report.retries else "",
         )
@@ -248,6 +250,8 @@ class Router:
     async def _body(self, request: web.Request) -> bytes:
         """The request's body, if it is all there in time."""
         try:
+            if request.content.is_eof():  # it came with its head
+                return await request.read()
             async with asyncio.timeout(self.settings.limits.idle):
                 return await request.read()
         except TimeoutError:
