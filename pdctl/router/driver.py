@@ -633,10 +633,14 @@ async def make_room(shared: Shared, decode: str) -> None:
     if missing <= 0:
         return
     for handle in await shared.store.take_least(decode, missing):
-        prefill = shared.fleet.choose_prefill() or ""
-        params = handle.params
-        action = Release(prefill, decode, handle.scope.model, params, "pressure")
-        shared.background.run(release(shared, action, {}))
+        let_go(shared, handle, "pressure")
+
+
+def let_go(shared: Shared, handle: Handle, reason: str) -> None:
+    """Have decode free a handle that was taken out of the store, in the background."""
+    prefill = shared.fleet.choose_prefill() or ""
+    action = Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
+    shared.background.run(release(shared, action, {}))
 
 
 async def release(shared: Shared, action: Release, headers: dict[str, str]) -> None:

@@ -27,8 +27,8 @@ from pdctl.base.words import one_line
 from pdctl.router import legs, prefixes
 from pdctl.router.admin import ReuseSwitch
 from pdctl.router.auditor import Auditor
-from pdctl.router.core import Policy, Release, Report, TurnRequest, run_turn
-from pdctl.router.driver import Background, Driver, Shared, release
+from pdctl.router.core import Policy, Report, TurnRequest, run_turn
+from pdctl.router.driver import Background, Driver, Shared, let_go
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
@@ -338,10 +338,8 @@ class Router:
     async def _forget(self, request: web.Request) -> web.Response:
         tenant = request.get(_TENANT, "")
         taken = await self.shared.store.take_conversation(tenant, request.match_info["id"])
-        prefill = self.shared.fleet.choose_prefill() or ""
         for handle in taken:
-            action = Release(prefill, handle.decode, handle.scope.model, handle.params, "deleted")
-            self.shared.background.run(release(self.shared, action, {}))
+            let_go(self.shared, handle, "deleted")
         return web.json_response({"released": len(taken)})
 
     def _engine_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
