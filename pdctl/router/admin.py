@@ -16,9 +16,8 @@ from aiohttp import web
 from pdctl.base.explain import ADMIN_TENANT, REUSE_PATH
 from pdctl.base.words import one_line
 from pdctl.router import legs
-from pdctl.router.core import Policy, Release
-from pdctl.router.driver import Shared, release
-from pdctl.router.handle import Handle
+from pdctl.router.core import Policy
+from pdctl.router.driver import Shared, let_go
 from pdctl.router.keys import ApiKeys
 
 log = logging.getLogger("pdctl.router")
@@ -98,13 +97,8 @@ class ReuseSwitch:
             lambda tenant, conversation: not reuses(tenant, conversation)
         )
         for handle in taken:
-            self._release(handle, "reuse_off")
+            let_go(self._shared, handle, "reuse_off")
         return len(taken)
-
-    def _release(self, handle: Handle, reason: str) -> None:
-        prefill = self._shared.fleet.choose_prefill() or ""
-        action = Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
-        self._shared.background.run(release(self._shared, action, {}))
 
 
 def parse_setting(raw: bytes) -> tuple[float, dict[str, float]]:

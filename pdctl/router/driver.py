@@ -321,7 +321,7 @@ class Driver:
         finally:
             engine.outstanding -= action.prompt_tokens
         if isinstance(result, Answer):
-            log.info("[%s] Prefill done in %.0fms", self._request_id, result.seconds * 1000)
+            log.debug("[%s] prefill took %.0f ms", self._request_id, result.seconds * 1000)
         else:
             log.warning(
                 "[%s] prefill %s failed: %s %s",
@@ -587,7 +587,7 @@ class Driver:
     async def _keep(self, handle: Handle) -> list[Handle]:
         await note_start(self._shared, handle)
         evicted = await self._shared.store.put(handle)
-        log.info(
+        log.debug(
             "conv=%s: cached D blocks (remote_request_id=%s, blocks=%d, tokens=%d)",
             one_line(handle.conversation.key),
             handle.request_id,
@@ -633,10 +633,14 @@ async def make_room(shared: Shared, decode: str) -> None:
     if missing <= 0:
         return
     for handle in await shared.store.take_least(decode, missing):
-        prefill = shared.fleet.choose_prefill() or ""
-        params = handle.params
-        action = Release(prefill, decode, handle.scope.model, params, "pressure")
-        shared.background.run(release(shared, action, {}))
+        let_go(shared, handle, "pressure")
+
+
+def let_go(shared: Shared, handle: Handle, reason: str) -> None:
+    """Have decode free a handle that was taken out of the store, in the background."""
+    prefill = shared.fleet.choose_prefill() or ""
+    action = Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
+    shared.background.run(release(shared, action, {}))
 
 
 async def release(shared: Shared, action: Release, headers: dict[str, str]) -> None:

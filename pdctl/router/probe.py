@@ -21,7 +21,7 @@ from pdctl.base.words import one_line
 from pdctl.observe.sides import give_back, probe_sides
 from pdctl.router import match, retention
 from pdctl.router.core import Answer, Failure, Policy
-from pdctl.router.driver import Shared, make_room
+from pdctl.router.driver import Shared, let_go, make_room
 from pdctl.router.eligible import CHAT
 from pdctl.router.fleet import Engine, Pair
 from pdctl.router.handle import is_handle
@@ -36,8 +36,10 @@ _REPROBE_S = 60.0
 # A flag that is off stays off until a restart, and asking for it pins a block for a while.
 _LONG_S = 600.0
 _SILENT_LOOKS = 5
-# Counting takes time that grows with the handles; what is too late is not offered anyway.
-_SWEEP_S = 5.0
+_SWEEP_S = 1.0
+# Decode holds blocks for at least this long after a handle is not offered any more: the least
+# margin between the two TTLs is 8 s (FACTS T1). A later release could meet another's blocks.
+_SURELY_HELD_S = 5.0
 _FLAG = "kv_connector_extra_config.bidirectional_kv_xfer"
 
 Key = tuple[str, str]
@@ -212,8 +214,10 @@ class Watcher:
         """Let go of what has expired, and count what is kept."""
         now = time.monotonic()
         for handle in await self._shared.store.take_expired(now):
-            self._shared.metrics.releases.labels("expired").inc()
             log.info("conv=%s: handle expired", one_line(handle.conversation.key))
+            if now - handle.deadline < _SURELY_HELD_S:
+                # Decode's own TTL may be far longer than the router's.
+                let_go(self._shared, handle, "expired")
         totals = await self._shared.store.totals()
         for url in self._shared.fleet.decode:
             total = totals.get(url, Total())

@@ -369,6 +369,15 @@ async def test_data_parallel_ranks_are_not_restarts() -> None:
         assert (await w.router.state())["handles"] == 2
 
 
+async def test_a_handle_that_expires_is_given_back() -> None:
+    """Decode's own TTL may be far longer; until then nobody could reach those blocks."""
+    async with world(ttl=0.05) as w:
+        await w.ask([user(LONG)])
+        await w.until(lambda: not w.d.held)
+        assert len(w.p.released) == 1
+        assert (await w.router.state())["handles"] == 0
+
+
 async def test_a_handle_is_not_offered_after_the_ttl() -> None:
     async with world(ttl=0.05) as w:
         _, first, _ = await w.ask([user(LONG)])
