@@ -61,25 +61,31 @@ class Chunks:
         """
         buffer, begin = (self._rest + data if self._rest else data), 0
         self._rest = b""
-        parts, left, end = [], self._left, len(buffer)
-        while not self._last:
+        if self._last:
+            self._end(buffer)
+            return b""
+        parts, left, total, size_of = [], self._left, len(buffer), self._size
+        while True:
             if left:
-                begin += left
-                parts.append(buffer[begin - left : begin])
-                if begin > end:
-                    self._left = begin - end
+                end = begin + left
+                parts.append(buffer[begin:end])
+                if end > total:
+                    self._left = end - total
                     break
-            size = self._size.match(buffer, begin)
+                begin = end
+            size = size_of.match(buffer, begin)
             if size is None:
                 self._left = 0
                 self._wait(buffer[begin:])
                 break
             begin = size.end()
             left = int(size[1], 16)
-            self._size = _NEXT_SIZE
-            self._last = left == 0
-        else:
-            self._end(buffer[begin:])
+            size_of = _NEXT_SIZE
+            if not left:
+                self._last = True
+                self._end(buffer[begin:])
+                break
+        self._size = size_of
         return b"".join(parts)
 
     def _wait(self, rest: bytes) -> None:
