@@ -118,7 +118,7 @@ function does.put(id, scope, name, beginning, decode, start, tokens, pinned, wor
   -- Two ways to say the same; whatever a clock or a slow network did, the earlier one is safe.
   local by_left = now + tonumber(left)
   deadline = math.min(tonumber(deadline) or by_left, by_left)
-  if deadline <= now then return {} end
+  if deadline <= now then return 0 end
   local entry = id .. ' ' .. tokens .. ' ' .. pinned .. ' ' .. decode .. ' ' .. start
   local h, t, x, k = base .. 'h:' .. id, base .. 't:' .. id, base .. 'x:' .. scope, base .. 'k:' .. name
   local a, s, w = base .. 'a:' .. beginning, base .. 's:' .. decode, base .. 'w:' .. decode .. ' ' .. start

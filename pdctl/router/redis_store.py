@@ -201,7 +201,7 @@ class RedisStore:
             reply = await self._ask("put", lambda: self._of(handle))
         except _Failed as failed:
             return [handle] if failed.not_done else []
-        return _handles(reply.result, reply.sent)
+        return [handle] if reply.result == 0 else _handles(reply.result, reply.sent)
 
     async def knows(self, scope: Scope, conversation: Conversation) -> bool:
         """By name in any scope of the tenant, or by beginning in this one."""

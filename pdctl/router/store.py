@@ -109,7 +109,7 @@ class HandleStore(Protocol):
         ...
 
     async def take_expired(self, now: float) -> list[Handle]:
-        """Take the handles whose deadline has passed; their blocks need no release."""
+        """Take the handles whose deadline has passed."""
         ...
 
     async def forget_engine(self, decode: str, keep_start: str | None = None) -> int:

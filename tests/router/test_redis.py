@@ -243,7 +243,8 @@ async def test_what_has_expired_is_neither_found_nor_taken_but_told(server: Redi
         assert (await store.totals())[D].handles == 1
         assert [h.id for h in await store.take_expired(time.monotonic())] == ["e1/d1"]
         assert await store.totals() == {}
-        assert await store.put(kept(deadline=time.monotonic() - 1)) == []
+        late = kept(deadline=time.monotonic() - 1)
+        assert await store.put(late) == [late]
         assert await store.totals() == {}
 
 
