@@ -85,7 +85,8 @@ class Handle:
         return cls(
             engine_id=str(params["remote_engine_id"]),
             request_id=str(params["remote_request_id"]),
-            raw=orjson.dumps(params),
+            # A copy, since orjson leaves its result in a buffer of twenty times the size.
+            raw=bytes(memoryview(orjson.dumps(params))),
             blocks=sum(map(len, params["remote_block_ids"])),
             **fields,
         )
