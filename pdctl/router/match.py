@@ -130,9 +130,18 @@ def trim(params: Mapping[str, Any], tokens: int, block_size: int) -> dict[str, A
 def release_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """The handle as a release: prefill pulls nothing and tells decode to free it (FACTS L3).
 
-    The list of block lists stays, since an engine takes an empty one for no handle at all.
+    One empty list a KV group: an engine takes a list of none for no handle at all. Whatever came
+    from decode has to be releasable, also what makes no sense.
     """
-    return trim(params, 0, 1)
+    groups = params.get("remote_block_ids")
+    count = len(groups) if isinstance(groups, list) else 1
+    return {
+        **params,
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_num_tokens": 0,
+        "remote_block_ids": [[] for _ in range(max(1, count))],
+    }
 
 
 def unproven(params: Mapping[str, Any]) -> str | None:
