@@ -20,12 +20,11 @@ import aiohttp
 
 from pdctl.base.errors import PdctlError
 from pdctl.base.facts import EngineMetrics
+from pdctl.base.transfer import FIRST_TURN, for_refusal, for_release
 from pdctl.observe.http import ask_json
 from pdctl.observe.metrics import scrape_engine
 from pdctl.observe.proof import SideProbe
 
-_FIRST_TURN = {"do_remote_decode": True, "do_remote_prefill": False}
-_NOTHING = {"remote_num_tokens": 0, "remote_block_ids": [[]]}
 _FALL_S = 5.0
 """Within this decode's usage falls after a release; 2 s was measured."""
 
@@ -54,14 +53,14 @@ async def probe_sides(
         # An idle engine exports what its last step saw; a step of ours makes that now.
         await asker.one_token(decode, prompt[:3], None)
         before = await scrape_engine(session, decode, key=key)
-        moved = await asker.one_token(prefill, prompt, _FIRST_TURN)
+        moved = await asker.one_token(prefill, prompt, FIRST_TURN)
         if not moved or not moved.get("remote_block_ids"):
             return SideProbe()
         handle = await asker.one_token(decode, prompt, moved)
         if not handle or not handle.get("remote_block_ids"):
             return SideProbe(decode_gives_handle=False)
         held = await scrape_engine(session, decode, key=key)
-        await asker.one_token(prefill, prompt[:3], handle | _NOTHING | _FIRST_TURN)
+        await asker.one_token(prefill, prompt[:3], for_release(handle))
     except PdctlError:
         return SideProbe()
     freed = await _freed(asker, decode, prompt[:3], before, held, poll)
@@ -119,9 +118,10 @@ async def _give_back(
     asker: "_Asker", prefill: str, handle: Mapping[str, Any], prompt: Sequence[int]
 ) -> None:
     """Free the handle's blocks by a request that prefill rejects; its next step tells decode."""
-    kv = {**handle, **_NOTHING, "do_remote_decode": False, "do_remote_prefill": True}
     with contextlib.suppress(PdctlError):
-        await asker.one_token(prefill, prompt, kv, stream=True, use_beam_search=True)
+        await asker.one_token(
+            prefill, prompt, for_refusal(handle), stream=True, use_beam_search=True
+        )
     with contextlib.suppress(PdctlError):
         await asker.one_token(prefill, prompt, None)
 

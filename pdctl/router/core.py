@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pdctl.base.explain import Outcome
+from pdctl.base.transfer import FIRST_TURN, for_pull, is_handle
 from pdctl.router import audit, legs, match
 from pdctl.router.eligible import Endpoint, judge, render_request, shape
 from pdctl.router.fleet import Fleet
-from pdctl.router.handle import Conversation, Handle, Scope, is_handle, rank
+from pdctl.router.handle import Conversation, Handle, Scope, rank
 from pdctl.router.legs import ClientWants, Harvest
 from pdctl.router.prefixes import Key
 from pdctl.router.store import Found
@@ -572,7 +573,7 @@ class _Turn:
             body=legs.prefill_body(
                 self.request.endpoint,
                 self.body,
-                match.trim(handle.params, tokens, handle.block_size),
+                for_pull(handle.params, tokens, handle.block_size),
             ),
             limit=self.policy.prefill_limit(uncached, reusing=True),
             carries_handle=True,
@@ -637,7 +638,7 @@ class _Turn:
         while len(tried) < 2 and (prefill := first or self._cold_choice(tried)) is not None:
             first = None
             tried.append(prefill)
-            body = legs.prefill_body(self.request.endpoint, self.body, legs.FIRST_TURN)
+            body = legs.prefill_body(self.request.endpoint, self.body, FIRST_TURN)
             if self.cold_salt:
                 body["cache_salt"] = self.cold_salt
             result: Answer | Failure = yield Prefill(

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from pdctl.base.explain import REQUEST_ID_HEADER, TURN_HEADER, TurnExplanation
 from pdctl.base.sse import SseSplitter, event_of
+from pdctl.base.transfer import is_handle
 from pdctl.base.words import one_line
 from pdctl.config.model import RouterLimits
 from pdctl.router import legs, retention
@@ -42,7 +43,7 @@ from pdctl.router.core import (
 )
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Engine, Fleet
-from pdctl.router.handle import Handle, is_handle
+from pdctl.router.handle import Handle
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.store import HandleStore, Total
 from pdctl.router.wire import Response

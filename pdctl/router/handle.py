@@ -135,16 +135,3 @@ def rank(engine_id: str) -> int | None:
     """The data-parallel rank that an engine id names; None when there is but one."""
     found = _DP_SUFFIX.search(engine_id)
     return int(found.group(1)) if found else None
-
-
-REQUIRED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
-
-
-def is_handle(params: object) -> bool:
-    """True for `kv_transfer_params` that point at retained blocks on decode."""
-    return (
-        isinstance(params, Mapping)
-        and bool(params.get("do_remote_decode"))
-        and bool(params.get("remote_block_ids"))
-        and all(params.get(name) is not None for name in REQUIRED)
-    )

@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from pdctl.base.sse import DONE, SseSplitter, data_of, event_of
+from pdctl.base.transfer import for_refusal, for_release
 from pdctl.router.eligible import CHAT, Endpoint
-from pdctl.router.match import release_params
 
 # Neither engine sees these: the first is the router's own, the second would let a client read
 # another's KV or make an engine call an address of its choice (vllm PR#47843).
@@ -28,15 +28,6 @@ _NOT_FOR_PREFILL = (
     "stop", "stop_token_ids", "min_tokens", "n", "best_of", "use_beam_search", "logprobs",
     "top_logprobs", "prompt_logprobs", "stream_options", "echo", "max_completion_tokens",
 )  # fmt: skip
-
-FIRST_TURN: dict[str, Any] = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 
 
 def client_body(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -153,7 +144,7 @@ def release_by_reading(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": [1, 2, 3],
         "max_tokens": 1,
         "temperature": 0,
-        "kv_transfer_params": release_params(params),
+        "kv_transfer_params": for_release(params),
     }
 
 
@@ -165,14 +156,13 @@ def release_by_refusal(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
     with decode, and only if the request is refused inside the handler, as streaming beam search
     is.
     """
-    kv = {**release_params(params), "do_remote_prefill": True, "do_remote_decode": False}
     return {
         "model": model,
         "prompt": [1, 2, 3],
         "max_tokens": 1,
         "stream": True,
         "use_beam_search": True,
-        "kv_transfer_params": kv,
+        "kv_transfer_params": for_refusal(params),
     }
 
 

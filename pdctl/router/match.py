@@ -111,39 +111,6 @@ def worth_claiming(tokens: int, certain: int, *, own: bool) -> bool:
     return 4 * tokens >= certain if own else 10 * tokens >= 9 * certain
 
 
-def trim(params: Mapping[str, Any], tokens: int, block_size: int) -> dict[str, Any]:
-    """The handle for exactly `tokens` tokens, ready for prefill.
-
-    The block lists are cut to what those tokens fill: the engine trims from the end, so longer
-    lists put the wrong blocks at the front (FACTS L4).
-    """
-    blocks = math.ceil(tokens / block_size)
-    return {
-        **params,
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "remote_num_tokens": tokens,
-        "remote_block_ids": [list(group[:blocks]) for group in params["remote_block_ids"]],
-    }
-
-
-def release_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The handle as a release: prefill pulls nothing and tells decode to free it (FACTS L3).
-
-    One empty list a KV group: an engine takes a list of none for no handle at all. Whatever came
-    from decode has to be releasable, also what makes no sense.
-    """
-    groups = params.get("remote_block_ids")
-    count = len(groups) if isinstance(groups, list) else 1
-    return {
-        **params,
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "remote_num_tokens": 0,
-        "remote_block_ids": [[] for _ in range(max(1, count))],
-    }
-
-
 def unproven(params: Mapping[str, Any]) -> str | None:
     """Why this handle's blocks cannot be reused exactly, or None when they can.
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from pdctl.base.sse import SseSplitter
+from pdctl.base.transfer import FIRST_TURN, for_pull, is_handle
 from pdctl.base.words import one_line
 from pdctl.observe.sides import give_back, probe_sides
 from pdctl.router import match, retention
@@ -24,8 +25,7 @@ from pdctl.router.core import Answer, Failure, Policy
 from pdctl.router.driver import Shared, let_go, make_room
 from pdctl.router.eligible import CHAT
 from pdctl.router.fleet import Engine, Pair
-from pdctl.router.handle import is_handle
-from pdctl.router.legs import FIRST_TURN, ClientWants, StreamCleaner, count_of
+from pdctl.router.legs import ClientWants, StreamCleaner, count_of
 from pdctl.router.store import Total
 from pdctl.router.vitals import Vitals, read_vitals
 
@@ -311,7 +311,7 @@ class _Prober:
         if await self._ignores_handles(pair, ids):
             why = f"prefill does nothing with a handle: {_FLAG} is not true there"
             return _Found(True, why, again_s=_LONG_S)
-        return await self._pull(pair, ids, match.trim(handle, tokens, block_size))
+        return await self._pull(pair, ids, for_pull(handle, tokens, block_size))
 
     async def _ignores_handles(self, pair: Pair, ids: list[int]) -> bool:
         """Whether prefill surely has the flag off, asked in a way that cannot hang (FACTS T7).
@@ -395,7 +395,7 @@ class _Prober:
         url: str,
         ids: list[int],
         max_tokens: int,
-        kv: dict[str, Any],
+        kv: Mapping[str, Any],
         salt: str,
         limit: float | None = None,
     ) -> Answer | Failure:
@@ -406,7 +406,7 @@ class _Prober:
             "temperature": 0,
             "ignore_eos": True,
             "cache_salt": salt,
-            "kv_transfer_params": kv,
+            "kv_transfer_params": dict(kv),
         }
         result = await self._shared.engines.post_json(
             f"{url}/v1/completions",

@@ -110,7 +110,7 @@ class FakeEngine:
         self.completions.append(body)
         kv = body.get("kv_transfer_params") or {}
         answer: dict[str, Any] = {"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]}
-        if self.role == "prefill" and kv.get("do_remote_decode") and "remote_block_ids" not in kv:
+        if self.role == "prefill" and kv.get("do_remote_decode") and not kv.get("remote_block_ids"):
             answer["kv_transfer_params"] = {"do_remote_prefill": True, "remote_block_ids": [[7]]}
         if self.role == "decode" and kv and self.bidirectional:
             # Blocks that did not come from prefill are pinned too, and never free again.
