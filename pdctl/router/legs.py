@@ -328,6 +328,8 @@ class StreamCleaner:
             data = self.splitter.take_rest() + data
             if words := _WORDS.match(data):
                 begin, data = self._words(words[0]), data[words.end() :]
+                if not data:
+                    return begin
         # Whole events may be waiting in there also when nothing new has come.
         return begin + self.feed_all(self.splitter.feed(data))
 
