@@ -64,6 +64,7 @@ _LONGEST_ID = 256
 _KEYS_EVERY_S = 3.0
 _LAST_WORDS_S = 0.5
 _OTHER_FILES = 100
+_LEVELS_WRITTEN = 200
 _GC = (10_000, 20, 100)
 _TENANT = web.RequestKey("tenant", str)
 _TURN_PATHS = (CHAT, COMPLETIONS)
@@ -501,8 +502,9 @@ def _json_object(raw: bytes) -> dict[str, Any] | None:
     """The body; None unless it is an object that can also be sent on."""
     try:
         body = orjson.loads(raw)
-        # orjson reads more levels than it writes.
-        orjson.dumps(body)
+        # orjson reads more levels than it writes; few brackets cannot make many levels.
+        if raw.count(b"[") + raw.count(b"{") > _LEVELS_WRITTEN:
+            orjson.dumps(body)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return None
     return body if isinstance(body, dict) else None
