@@ -237,12 +237,14 @@ class _Connection(asyncio.Protocol):
             OSError: it did not come.
         """
         assert self._transport is not None
-        self._answer = self._loop.create_future()
+        answer = self._answer = self._loop.create_future()
         self._transport.writelines([head, body] if body else [head])
         try:
-            return await self._answer
+            return await answer
         except BaseException:
-            self.drop()
+            # Who leaves just when the whole answer is there may find the next request on it.
+            if self._answer is answer:
+                self.drop()
             raise
 
     def drop(self) -> None:
