@@ -149,6 +149,7 @@ async def fetch(
         (OK + b"Transfer-Encoding: Chunked\r\n\r\n" + chunked(b"ab", b"c"), b"abc"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\nx", b"x"),
+        (b"HTTP/1.1 102 \r\n\r\n" * 3000 + OK + b"Content-Length: 1\r\n\r\nx", b"x"),
         (
             OK + b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
             + chunked(gzip.compress(b"abc")),
