@@ -607,11 +607,12 @@ def serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run(settings, key=key, key_file=key_file))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes the loop that the router runs on; None for the usual one."""
     try:
         import uvloop
     except ImportError:  # no build for this platform
