@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -55,6 +56,9 @@ _ABANDON_S = 30.0
 # A decode leg that does not stream shows no first event; pulling takes far less than this.
 _PULL_GRACE_S = 2.0
 _WORTH_NOTING_S = 0.001
+# At the end of the router. An engine that does not answer must not hold that up.
+_LAST_RELEASES_S = 5.0
+_RELEASES_AT_ONCE = 16
 # Less than what asyncio buffers for a connection before it makes its writer wait.
 _NO_WAIT_BYTES = 2**15
 _SAID = {
@@ -639,9 +643,27 @@ async def make_room(shared: Shared, decode: str) -> None:
 
 def let_go(shared: Shared, handle: Handle, reason: str) -> None:
     """Have decode free a handle that was taken out of the store, in the background."""
+    shared.background.run(release(shared, _release_of(shared, handle, reason), {}))
+
+
+async def let_all_go(shared: Shared, handles: Sequence[Handle]) -> None:
+    """Have decode free what ends with this router, as far as there is time."""
+    left = iter(handles)
+
+    async def some() -> None:
+        for handle in left:
+            await release(shared, _release_of(shared, handle, "router_ends"), {})
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_RELEASES_S):
+            await asyncio.gather(*(some() for _ in range(_RELEASES_AT_ONCE)))
+    if late := sum(1 for _ in left):
+        log.warning("%d handles were not given back: decode keeps them for its TTL", late)
+
+
+def _release_of(shared: Shared, handle: Handle, reason: str) -> Release:
     prefill = shared.fleet.choose_prefill() or ""
-    action = Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
-    shared.background.run(release(shared, action, {}))
+    return Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
 
 
 async def release(shared: Shared, action: Release, headers: dict[str, str]) -> None:

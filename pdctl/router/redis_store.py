@@ -292,11 +292,12 @@ class RedisStore:
             await self._try("totals")
         return dict(self._totals)
 
-    async def close(self) -> None:
-        """Close the connections."""
+    async def close(self) -> list[Handle]:
+        """Close the connections. The handles stay for other routers, and for this one's next."""
         if self._undoing:
             await asyncio.wait(set(self._undoing), timeout=2 * self._limit)
         await self._client.aclose()
+        return []
 
     # Within.
 

@@ -28,7 +28,7 @@ from pdctl.router import legs, prefixes
 from pdctl.router.admin import ReuseSwitch
 from pdctl.router.auditor import Auditor
 from pdctl.router.core import Policy, Report, TurnRequest, run_turn
-from pdctl.router.driver import Background, Driver, Shared, let_go
+from pdctl.router.driver import Background, Driver, Shared, let_all_go, let_go
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
@@ -459,8 +459,8 @@ class Router:
         self._keys_task.cancel()
         self.shared.auditor.stop()
         await self.shared.background.drain(self.settings.limits.drain)
+        await let_all_go(self.shared, await self.shared.store.close())
         await self.shared.engines.close()
-        await self.shared.store.close()
         self.log.close()
 
 
@@ -607,11 +607,12 @@ def serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run(settings, key=key, key_file=key_file))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes the loop that the router runs on; None for the usual one."""
     try:
         import uvloop
     except ImportError:  # no build for this platform

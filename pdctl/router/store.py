@@ -120,6 +120,6 @@ class HandleStore(Protocol):
         """By decode URL."""
         ...
 
-    async def close(self) -> None:
-        """Give connections back; the handles stay where they are."""
+    async def close(self) -> list[Handle]:
+        """Give connections back. Returns the handles that nobody can use any more."""
         ...
