@@ -131,6 +131,10 @@ class Pair:
         self.end(role, kill=kill)
         self._pairs.bring_up(self)
 
+    def bring_up(self) -> None:
+        """Start again what has been ended; returns when all is healthy."""
+        self._pairs.bring_up(self)
+
     def restart_decode(self, *, kill: bool = False) -> None:
         """`restart("decode")`: handles from before are dead, engine id and process are new."""
         self.restart("decode", kill=kill)
