@@ -60,7 +60,7 @@ class Policy:
         ttl: seconds for which a handle is offered.
         share: share of conversations for which reuse and retention are on, 0 to 1.
         tenant_shares: the same for tenants that have one of their own.
-        distrusted: request shapes for which `/tokenize` and the engine disagreed.
+        distrusted: request shapes for which prefill computed with other ids than it had said.
     """
 
     threshold: int
@@ -622,14 +622,15 @@ class _Turn:
         return result
 
     def _distrust(self) -> Generator[Action, Any, None]:
-        """`/tokenize` gave other ids than prefill computed with: wrong KV was pulled."""
+        """Prefill computed with other ids than it had said: wrong KV was pulled."""
         self.policy.distrusted.add(self.shape)
         self.report.retries.append("prompt_mismatch")
         self.report.reason = "prompt_mismatch"
         # What was pulled now stands in prefill's prefix cache under this prompt. A salt of its
         # own keeps the cold run, and nothing else, away from it.
         self.cold_salt = f"pdctl-cold-{self.request.request_id}"
-        yield Alarm("prompt_mismatch", f"/tokenize and prefill disagree for {self.shape}")
+        said = f"prefill computed with other ids than it had said: {self.shape}"
+        yield Alarm("prompt_mismatch", said)
 
     def _cold_prefill(
         self, first: str | None = None
