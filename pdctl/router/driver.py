@@ -41,6 +41,7 @@ from pdctl.router.core import (
     Settle,
     Take,
     Turn,
+    release_of,
 )
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Engine, Fleet
@@ -329,13 +330,13 @@ class Driver:
         engine = self._shared.fleet.prefill[action.url]
         # A leg with a handle outlives its limit rather than being aborted; it ends at last.
         limit = action.limit if not action.carries_handle else action.limit + _ABANDON_S
-        engine.outstanding += action.prompt_tokens
+        engine.outstanding += action.uncached
         try:
             result = await self._shared.engines.post_json(
                 f"{action.url}{self._path}", action.body, limit=limit, headers=self._headers
             )
         finally:
-            engine.outstanding -= action.prompt_tokens
+            engine.outstanding -= action.uncached
         if isinstance(result, Answer):
             log.debug("[%s] prefill took %.0f ms", self._request_id, result.seconds * 1000)
         else:
@@ -472,7 +473,7 @@ class Driver:
             self.ttft_s = time.monotonic() - self._arrived
             return Relayed(harvest)
         self._cleaner = legs.StreamCleaner(
-            action.wants, action.cached_tokens, hold_end=action.asked, splitter=self._splitter
+            action.wants, action.cached_tokens, hold_end=action.hold_end, splitter=self._splitter
         )
         return await self._relay_stream(headers)
 
@@ -664,7 +665,7 @@ async def make_room(shared: Shared, decode: str) -> None:
 
 def let_go(shared: Shared, handle: Handle, reason: str) -> None:
     """Have decode free a handle that was taken out of the store, in the background."""
-    shared.background.run(release(shared, _release_of(shared, handle, reason), {}))
+    shared.background.run(release(shared, release_of(shared.fleet, handle, reason), {}))
 
 
 async def let_all_go(shared: Shared, handles: Sequence[Handle]) -> None:
@@ -673,18 +674,13 @@ async def let_all_go(shared: Shared, handles: Sequence[Handle]) -> None:
 
     async def some() -> None:
         for handle in left:
-            await release(shared, _release_of(shared, handle, "router_ends"), {})
+            await release(shared, release_of(shared.fleet, handle, "router_ends"), {})
 
     with suppress(TimeoutError):
         async with asyncio.timeout(_LAST_RELEASES_S):
             await asyncio.gather(*(some() for _ in range(_RELEASES_AT_ONCE)))
     if late := sum(1 for _ in left):
         log.warning("%d handles were not given back: decode keeps them for its TTL", late)
-
-
-def _release_of(shared: Shared, handle: Handle, reason: str) -> Release:
-    prefill = shared.fleet.choose_prefill() or ""
-    return Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
 
 
 async def release(shared: Shared, action: Release, headers: dict[str, str]) -> None:

@@ -242,7 +242,8 @@ class _Connection(asyncio.Protocol):
             OSError: it did not come.
         """
         assert self._transport is not None
-        answer = self._answer = self._loop.create_future()
+        answer: asyncio.Future[Response] = self._loop.create_future()
+        self._answer = answer
         self._transport.writelines([head, body] if body else [head])
         try:
             return await answer
