@@ -526,7 +526,7 @@ class _Turn:
         self.fleet.reuse_dropped(prefill, one.decode, one.engine_start, self.clock())
         if taken is None:
             return "taken"
-        yield Keep(taken)
+        yield from self._keep(taken)
         return "diverged"
 
     def _judge(self, one: Found) -> tuple[str, str]:
@@ -595,7 +595,7 @@ class _Turn:
         if isinstance(result, Failure) and result.refused:
             # Refused before the engine saw it: the handle is as good as before.
             self.fleet.reuse_dropped(prefill, handle.decode, handle.engine_start, self.clock())
-            yield Keep(handle)
+            yield from self._keep(handle)
             self.claimed = None
             return None
         if isinstance(result, Failure):
@@ -748,9 +748,7 @@ class _Turn:
             yield self._release(harvest.kv, refused)
             return
         yield from self._supersede(handle)
-        evicted: list[Handle] = yield Keep(handle)
-        for gone in evicted:
-            yield release_of(self.fleet, gone, "evicted")
+        yield from self._keep(handle)
 
     def _handle(self, harvest: Harvest, blocked: float) -> tuple[Handle | None, str]:
         assert harvest.kv is not None
@@ -788,6 +786,11 @@ class _Turn:
             ),
             "",
         )
+
+    def _keep(self, handle: Handle) -> Generator[Action, Any, None]:
+        evicted: list[Handle] = yield Keep(handle)
+        for gone in evicted:
+            yield release_of(self.fleet, gone, "evicted")
 
     def _supersede(self, handle: Handle) -> Generator[Action, Any, None]:
         """Free what the new handle makes useless: handles of which it is a continuation.
