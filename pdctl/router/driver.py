@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 import orjson
 from aiohttp import web
+from aiohttp.http import StreamWriter
 
 from pdctl.base.explain import REQUEST_ID_HEADER, TURN_HEADER, TurnExplanation
 from pdctl.base.sse import SseSplitter, event_of
@@ -106,6 +107,13 @@ class _Stream(web.StreamResponse):
     """Its head goes out with its first words, which are there already."""
 
     _send_headers_immediately = False
+
+    def write_now(self, data: bytes) -> None:
+        """Write, also where the client lags behind: whoever calls this sees to that."""
+        writing = cast(StreamWriter, self._payload_writer).write(data, drain=False)
+        # It may wait for a compressor and for the client, neither of which there is here.
+        with suppress(StopIteration):
+            writing.send(None)
 
 
 class _Silence:
@@ -467,7 +475,8 @@ class Driver:
         silence = _Silence(self._shared.limits.idle)
         try:
             blocked = await self._send(response, first)
-            async for out in self._cleaned(cleaner, silence):
+            passing = self._passing(response, cleaner, silence)
+            async for out in self._cleaned(cleaner, silence, passing):
                 blocked += await self._send(response, out)
             if not cleaner.harvest.over:
                 raise DecodeBrokeOff("closed the connection")
@@ -490,9 +499,31 @@ class Driver:
         assert self._cleaner is not None
         if not out:
             return 0.0
-        if self.ttft_s is None and self._cleaner.harvest.content_seen:
-            self.ttft_s = time.monotonic() - self._arrived
+        self._note_first(self._cleaner)
         return await self._write(response, out)
+
+    def _note_first(self, cleaner: legs.StreamCleaner) -> None:
+        if self.ttft_s is None and cleaner.harvest.content_seen:
+            self.ttft_s = time.monotonic() - self._arrived
+
+    def _passing(
+        self, response: _Stream, cleaner: legs.StreamCleaner, silence: "_Silence"
+    ) -> Callable[[bytes], bool]:
+        """Passes pieces from decode to the client as they come, while the client has room."""
+        transport = self._request.transport
+
+        def take(piece: bytes) -> bool:
+            if transport is None or transport.is_closing():
+                return False
+            if transport.get_write_buffer_size() + len(piece) >= _NO_WAIT_BYTES:
+                return False
+            silence.begin()
+            if out := cleaner.feed_some(piece):
+                self._note_first(cleaner)
+                response.write_now(out)
+            return True
+
+        return take
 
     async def _write(
         self, response: web.StreamResponse, out: bytes, *, last: bool = False
@@ -519,9 +550,12 @@ class Driver:
         return waited if waited > _WORTH_NOTING_S else 0.0
 
     async def _cleaned(
-        self, cleaner: legs.StreamCleaner, silence: "_Silence"
+        self,
+        cleaner: legs.StreamCleaner,
+        silence: "_Silence",
+        passing: Callable[[bytes], bool],
     ) -> AsyncIterator[bytes]:
-        """What the client gets of each piece that comes from decode.
+        """What the client gets of each piece that `passing` left.
 
         Raises:
             DecodeBrokeOff: when decode is silent too long or closes before the end.
@@ -532,7 +566,7 @@ class Driver:
         while True:
             try:
                 silence.begin()
-                chunk = await upstream.read_some()
+                chunk = await upstream.read_some(passing)
             except TimeoutError as error:
                 raise DecodeBrokeOff("stopped sending") from error
             except OSError as error:
