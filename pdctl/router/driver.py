@@ -111,7 +111,7 @@ class _Stream(web.StreamResponse):
     def write_now(self, data: bytes) -> None:
         """Write, also where the client lags behind: whoever calls this sees to that."""
         writing = cast(StreamWriter, self._payload_writer).write(data, drain=False)
-        # It may wait for a compressor and for the client, neither of which there is here.
+        # It waits only for a compressor and for the client: the one is not there, the other off.
         with suppress(StopIteration):
             writing.send(None)
 
