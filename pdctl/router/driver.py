@@ -46,6 +46,7 @@ from pdctl.router.core import (
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Engine, Fleet
 from pdctl.router.handle import Handle
+from pdctl.router.ids import Ids
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.store import HandleStore, Total
 from pdctl.router.wire import Response
@@ -300,17 +301,16 @@ class Driver:
 
     # The legs.
 
-    async def _render(self, action: Render) -> list[int] | None:
+    async def _render(self, action: Render) -> Ids | None:
+        name = "tokens" if action.path == "/tokenize" else "token_ids"
         answer = await self._shared.engines.post_json(
             f"{action.url}{action.path}",
             action.body,
             limit=self._shared.limits.tokenize,
             headers=self._headers,
+            ids=name,
         )
-        if isinstance(answer, Failure):
-            return None
-        ids = answer.json.get("tokens" if action.path == "/tokenize" else "token_ids")
-        return ids if isinstance(ids, list) else None
+        return None if isinstance(answer, Failure) else Ids.of(answer.json.get(name))
 
     async def _prefill(self, action: Prefill) -> Answer | Failure:
         work = self._prefill_call(action)
@@ -329,7 +329,11 @@ class Driver:
         engine.outstanding += action.prompt_tokens
         try:
             result = await self._shared.engines.post_json(
-                f"{action.url}{self._path}", action.body, limit=limit, headers=self._headers
+                f"{action.url}{self._path}",
+                action.body,
+                limit=limit,
+                headers=self._headers,
+                ids="prompt_token_ids",
             )
         finally:
             engine.outstanding -= action.prompt_tokens
