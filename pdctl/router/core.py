@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pdctl.base.explain import Outcome
 from pdctl.base.transfer import FIRST_TURN, for_pull, is_handle
 from pdctl.router import audit, legs, match
-from pdctl.router.eligible import Endpoint, judge, render_request, shape
+from pdctl.router.eligible import Endpoint, excluded, render_request, shape
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Conversation, Handle, Scope, rank
 from pdctl.router.ids import Ids
@@ -61,7 +61,7 @@ class Policy:
         ttl: seconds for which a handle is offered.
         share: share of conversations for which reuse and retention are on, 0 to 1.
         tenant_shares: the same for tenants that have one of their own.
-        distrusted: request shapes for which `/tokenize` and the engine disagreed.
+        distrusted: request shapes for which prefill computed with other ids than it had said.
     """
 
     threshold: int
@@ -151,13 +151,16 @@ class Prefill:
 
     A leg that carries a handle is never aborted: with a receive and a send pending, an abort is
     the known way to crash the engine (vllm#46240).
+
+    Attributes:
+        uncached: tokens that prefill has to compute, as far as is known.
     """
 
     url: str
     body: dict[str, Any]
     limit: float
     carries_handle: bool
-    prompt_tokens: int
+    uncached: int
 
 
 @dataclass(frozen=True)
@@ -194,12 +197,18 @@ class OpenDecode:
 
 @dataclass(frozen=True)
 class Relay:
-    """Send decode's answer on, but for its end → Relayed. The turn's facts are final by now."""
+    """Send decode's answer on, but for its end → Relayed.
+
+    Attributes:
+        report: what is known of the turn by now, for who asked for it.
+        cached_tokens: what the client is told that was not computed; None leaves decode's word.
+        hold_end: keep the end back until `Finish`, since the handle is in it.
+    """
 
     report: "Report"
     wants: ClientWants
     cached_tokens: int | None
-    asked: bool
+    hold_end: bool
 
 
 @dataclass(frozen=True)
@@ -428,9 +437,8 @@ class _Turn:
         if not self.policy.reuses(self.request.tenant, self.request.conversation):
             self.report.outcome, self.report.reason = "OFF", "reuse_off"
             return False
-        verdict = judge(self.request.endpoint, self.body, renders=self._renders())
-        if not verdict.eligible:
-            self.report.reason = verdict.reason
+        if reason := excluded(self.request.endpoint, self.body, renders=self._renders()):
+            self.report.reason = reason
             return False
         if self.shape in self.policy.distrusted:
             self.report.reason = "distrusted_shape"
@@ -485,7 +493,7 @@ class _Turn:
         """The prompt's ids: the client's own where it sends ids, which need no rendering."""
         given = self.body.get("prompt")
         if isinstance(given, list):
-            return Ids(given)  # `judge` let nothing but one list of ids through
+            return Ids(given)  # `excluded` let nothing but one list of ids through
         prefill = self.fleet.choose_prefill(tokens=self.size, known=self.known)
         if prefill is None:
             return None
@@ -523,7 +531,7 @@ class _Turn:
         self.fleet.reuse_dropped(prefill, one.decode, one.engine_start, self.clock())
         if taken is None:
             return "taken"
-        yield Keep(taken)
+        yield from self._keep(taken)
         return "diverged"
 
     def _judge(self, one: Found) -> tuple[str, str]:
@@ -581,7 +589,7 @@ class _Turn:
             ),
             limit=self.policy.prefill_limit(uncached, reusing=True),
             carries_handle=True,
-            prompt_tokens=uncached,
+            uncached=uncached,
         )
         result: Answer | Failure
         if self.request.audited:
@@ -591,7 +599,7 @@ class _Turn:
         if isinstance(result, Failure) and result.refused:
             # Refused before the engine saw it: the handle is as good as before.
             self.fleet.reuse_dropped(prefill, handle.decode, handle.engine_start, self.clock())
-            yield Keep(handle)
+            yield from self._keep(handle)
             self.claimed = None
             return None
         if isinstance(result, Failure):
@@ -618,14 +626,15 @@ class _Turn:
         return result
 
     def _distrust(self) -> Generator[Action, Any, None]:
-        """`/tokenize` gave other ids than prefill computed with: wrong KV was pulled."""
+        """Prefill computed with other ids than it had said: wrong KV was pulled."""
         self.policy.distrusted.add(self.shape)
         self.report.retries.append("prompt_mismatch")
         self.report.reason = "prompt_mismatch"
         # What was pulled now stands in prefill's prefix cache under this prompt. A salt of its
         # own keeps the cold run, and nothing else, away from it.
         self.cold_salt = f"pdctl-cold-{self.request.request_id}"
-        yield Alarm("prompt_mismatch", f"/tokenize and prefill disagree for {self.shape}")
+        said = f"prefill computed with other ids than it had said: {self.shape}"
+        yield Alarm("prompt_mismatch", said)
 
     def _cold_prefill(
         self, first: str | None = None
@@ -651,7 +660,7 @@ class _Turn:
                 limit=self.policy.prefill_limit(self.size, reusing=False),
                 carries_handle=False,
                 # What it has already is no work: counted as such, it drives conversations away.
-                prompt_tokens=max(1, self.size - self.known.get(prefill, 0)),
+                uncached=max(1, self.size - self.known.get(prefill, 0)),
             )
             if isinstance(result, Answer):
                 return self._accept(result, prefill)
@@ -743,9 +752,7 @@ class _Turn:
             yield self._release(harvest.kv, refused)
             return
         yield from self._supersede(handle)
-        evicted: list[Handle] = yield Keep(handle)
-        for gone in evicted:
-            yield self._release_handle(gone, "evicted")
+        yield from self._keep(handle)
 
     def _handle(self, harvest: Harvest, blocked: float) -> tuple[Handle | None, str]:
         assert harvest.kv is not None
@@ -784,6 +791,11 @@ class _Turn:
             "",
         )
 
+    def _keep(self, handle: Handle) -> Generator[Action, Any, None]:
+        evicted: list[Handle] = yield Keep(handle)
+        for gone in evicted:
+            yield release_of(self.fleet, gone, "evicted")
+
     def _supersede(self, handle: Handle) -> Generator[Action, Any, None]:
         """Free what the new handle makes useless: handles of which it is a continuation.
 
@@ -795,15 +807,17 @@ class _Turn:
             if old.conversation.key == handle.conversation.key and old.equal >= old.certain:
                 taken: Handle | None = yield Take(old.id)
                 if taken is not None:
-                    yield self._release_handle(taken, "superseded")
+                    yield release_of(self.fleet, taken, "superseded")
 
     def _release(self, params: Mapping[str, Any], reason: str) -> Release:
         prefill = self.report.prefill or self.fleet.choose_prefill() or ""
         return Release(prefill, self.report.decode, self.scope.model, params, reason)
 
-    def _release_handle(self, handle: Handle, reason: str) -> Release:
-        prefill = self.fleet.choose_prefill() or ""
-        return Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
+
+def release_of(fleet: Fleet, handle: Handle, reason: str) -> Release:
+    """The release of a handle that was taken out of the store."""
+    prefill = fleet.choose_prefill() or ""
+    return Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
 
 
 def _prompt_ids(answer: Mapping[str, Any]) -> Ids | None:

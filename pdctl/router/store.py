@@ -21,7 +21,6 @@ class Found(NamedTuple):
 
     Attributes:
         equal: leading tokens of the prompt that it holds, as far as the store can tell.
-        length: tokens it holds, certain or not.
         deadline: router clock, seconds.
     """
 
@@ -31,9 +30,7 @@ class Found(NamedTuple):
     engine_start: str
     prefill: str
     certain: int
-    length: int
     block_size: int
-    turns: int
     deadline: float
     equal: int
 
@@ -47,9 +44,7 @@ class Found(NamedTuple):
             engine_start=handle.engine_start,
             prefill=handle.prefill,
             certain=handle.held.certain,
-            length=match.count(handle.held.tokens),
             block_size=handle.block_size,
-            turns=handle.turns,
             deadline=handle.deadline,
             equal=match.common_prefix(handle.held.tokens, prompt),
         )
