@@ -1,0 +1,234 @@
+"""What lines mean in the light of those before them. Pure; events come in order of time.
+
+A MISS of a conversation that was never seen is as it should be, one of a conversation that was
+seen is not; an exception after "shutdown triggered" is no fault; eight workers that say the same
+say one thing.
+"""
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pdctl.observe.logs.event import Event
+from pdctl.observe.signatures import BY_ID
+from pdctl.observe.signatures.model import Signature
+
+_REMEMBERED = 200_000
+_FEW = 3
+"""Turns that went on without a HIT, from which on it is said that there are none."""
+_SKEW_S = 2.0
+"""Times in logs are whole seconds, and lines are written a moment later than things happen."""
+_UNNAMED = ("", "-")
+_AT_ONCE = frozenset({"kv.read.declined", "engine.request.error", "nixl.transfer.failed"})
+"""What an engine says of a request while the router waits for it, and neither before nor after."""
+
+# What pdctl's router gives as reason, and is as it should be; docs/router.md explains each.
+_MEANT = frozenset(
+    "left_to_another diverged below_threshold prefill_had_it reuse_off no_conversation".split()
+)
+_LATE = frozenset({"expired"})
+
+LOST = BY_ID["router.cache.lost"]
+NEVER = BY_ID["router.cache.never_hits"]
+AFTER_RELEASE = BY_ID["kv.read.after_release"]
+SKEW = BY_ID["logs.clock_skew"]
+
+# `chatcmpl-<the router's id>-<8 random>`, `cmpl-<id>-0-<8 random>`
+_ENGINE_ID = re.compile(r"^(?:chat)?cmpl-(?P<id>.+?)(?:-\d+)?(?:-[0-9a-f]{8})?$")
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+class Memory(dict[_Key, _Value]):
+    """A dictionary that forgets what is oldest when it is full."""
+
+    def keep(self, key: _Key, value: _Value) -> None:
+        """Set, as the newest."""
+        self.pop(key, None)
+        self[key] = value
+        if len(self) > _REMEMBERED:
+            for old in list(self)[: _REMEMBERED // 4]:
+                del self[old]
+
+
+@dataclass(slots=True)
+class _Conversation:
+    kept: bool = False  # a handle of it waits
+    ever_kept: bool = False
+    spent: bool = False  # a handle went into a turn
+    late: bool = False
+
+
+@dataclass(slots=True)
+class _Span:
+    """When the router spoke of a request."""
+
+    first: float
+    last: float | None = None
+
+
+class Judge:
+    """Looks at all events of all sources, in order of time."""
+
+    def __init__(self) -> None:
+        self.follow_ups = 0
+        self.hits = 0
+        self._conversations: Memory[int, _Conversation] = Memory()
+        self._before: dict[int, _Conversation] = {}
+        self._released: Memory[tuple[str, str], None] = Memory()
+        self._said: Memory[Hashable, str] = Memory()
+        self._ending: set[str] = set()
+        self._spans: Memory[str, _Span] = Memory()
+        self._dated: Memory[tuple[str, str], float] = Memory()
+
+    def look(self, event: Event) -> tuple[Signature, ...] | None:
+        """What is concluded beside what the line says; None: the line says nothing.
+
+        Sets `severity` and `fields` of the event.
+        """
+        signature = event.signature
+        if signature is None:
+            return ()
+        if signature.id in ("process.started", "router.started"):
+            self._start(event)
+        elif signature.id == "process.stopping":
+            self._ending.add(event.source)
+        elif event.source in self._ending and signature.generic | (signature.id == "http.error"):
+            return None
+        if "worker" in event.fields and self._repeated(event):
+            return None
+        if "request" in event.fields:
+            self._date(event)
+        return self._concluded(event, signature)
+
+    def end(self) -> dict[Signature, dict[str, object]]:
+        """What only the whole shows, each with what is known of it."""
+        found: dict[Signature, dict[str, object]] = {}
+        if not self.hits and self.follow_ups >= _FEW:
+            found[NEVER] = {"follow_ups": self.follow_ups}
+        if skewed := self._skewed():
+            found[SKEW] = skewed
+        return found
+
+    # Conversations.
+
+    def _concluded(self, event: Event, signature: Signature) -> tuple[Signature, ...]:
+        match signature.id:
+            case "router.cache.miss":
+                return self._miss(event)
+            case "router.cache.hit":
+                self._hit(event)
+            case "router.handle.kept":
+                talk = self._conversation(event)
+                talk.kept = talk.ever_kept = True
+                talk.late = False
+            case "router.handle.stale" | "router.handle.expired":
+                talk = self._conversation(event)
+                talk.late, talk.kept = True, False
+            case "kv.lease.expired":
+                self._released.keep((event.source, event.fields["request"]), None)
+            case "kv.read.invalid":
+                if (event.source, event.fields["request"]) in self._released:
+                    event.severity = "block"
+                    return (AFTER_RELEASE,)
+        return ()
+
+    def _conversation(self, event: Event) -> _Conversation:
+        key = hash((event.source, event.fields.get("conversation")))
+        if (talk := self._conversations.get(key)) is None:
+            talk = _Conversation()
+            self._conversations.keep(key, talk)
+        return talk
+
+    def _hit(self, event: Event) -> None:
+        self.hits += 1
+        self.follow_ups += 1
+        talk = self._conversation(event)
+        if "age" in event.fields:  # the example proxy's handle is gone now
+            talk.spent, talk.kept = True, False
+
+    def _miss(self, event: Event) -> tuple[Signature, ...]:
+        kind, why = self._kind_of_miss(event)
+        event.fields["kind"] = kind
+        if kind == "lost":
+            event.fields["why"] = why
+            event.severity = "degrade"
+            return (LOST,)
+        return ()
+
+    def _kind_of_miss(self, event: Event) -> tuple[str, str]:
+        """`first_turn`, `unnamed`, `late`, `meant` or `lost`, and why it was lost."""
+        reason = event.fields.get("reason", "")
+        if event.fields["conversation"] in _UNNAMED and reason in ("", "no_conversation"):
+            return "unnamed", ""
+        key = hash((event.source, event.fields["conversation"]))
+        seen = key in self._conversations
+        talk = self._conversation(event)
+        self.follow_ups += seen
+        if reason in _MEANT or reason.startswith("excluded_"):
+            return "meant", ""
+        if reason in _LATE or talk.late:
+            talk.late = False
+            return "late", ""
+        if reason not in ("", "first_turn"):
+            return "lost", reason
+        if not seen:
+            return ("lost", "restarted") if key in self._before else ("first_turn", "")
+        if reason:  # the handle of a turn that was kept is there no more
+            return "lost", "given_back" if talk.ever_kept else "no_handle"
+        return "lost", "spent" if talk.spent else "no_handle"
+
+    # Processes.
+
+    def _start(self, event: Event) -> None:
+        self._ending.discard(event.source)
+        if event.role == "router" and self._conversations:
+            self._before = dict(self._conversations)
+            self._conversations.clear()
+
+    def _repeated(self, event: Event) -> bool:
+        """Whether another worker of the same engine said it."""
+        said = tuple((k, v) for k, v in event.fields.items() if k not in ("worker", "exception"))
+        when = 0 if "request" in event.fields else round((event.ts or 0) / 5)
+        key = (event.source, event.id, said, when)
+        worker = event.fields["worker"]
+        worker = event.fields["worker"]
+        if (first := self._said.get(key)) is not None:
+            return first != worker
+        self._said.keep(key, worker)
+        return False
+
+    # Clocks.
+
+    def _date(self, event: Event) -> None:
+        if event.ts is None:
+            return
+        request = event.fields["request"]
+        if event.role == "router":
+            span = self._spans.get(request)
+            if span is None:
+                span = _Span(event.ts)
+                self._spans.keep(request, span)
+            span.first = min(span.first, event.ts)
+            if event.id == "router.prefill.done" or "reason" in event.fields:
+                span.last = max(span.last or event.ts, event.ts)
+        elif event.id in _AT_ONCE and (found := _ENGINE_ID.match(request)):
+            self._dated.keep((event.source, found["id"]), event.ts)
+
+    def _skewed(self) -> dict[str, object]:
+        """The greatest distance of an engine's line from the time the router had the request."""
+        worst: dict[str, object] = {}
+        most = _SKEW_S
+        for (source, request), ts in self._dated.items():
+            span = self._spans.get(request)
+            if span is None:
+                continue
+            ahead = ts - span.last if span.last is not None else 0.0
+            apart = max(span.first - ts, ahead)
+            if apart > most:
+                most = apart
+                worst = {"source": source, "seconds": round(apart, 3), "request": request}
+        return worst

@@ -1,0 +1,308 @@
+"""From bytes of one source to events, whole lines at a time. Pure.
+
+Only lines that hold a literal are taken apart, unless every line is wanted. A traceback is one
+event, however many lines it has and whoever writes between them.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pdctl.observe.logs.event import Event, shown
+from pdctl.observe.logs.line import LONGEST, Clock, Line, parse
+from pdctl.observe.logs.scan import Candidates, Scanner
+from pdctl.observe.signatures import BY_ID
+from pdctl.observe.signatures.model import Signature
+
+Keep = Callable[[bytes], bool]
+"""Whether a line without a signature is wanted too."""
+
+_LONGEST_CARRY = 1 << 20
+_BEGINS = b"Traceback (most recent call last)"
+_TRACE_LINES = 400
+_TRACE_BYTES = 128 << 10
+_LOOK_BACK = 8
+# What may stand between the parts of one traceback.
+_JOINS = ("During handling of the above", "The above exception was", "Traceback (most recent")
+_EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<said>.*))?$")
+_RANKED = re.compile(r"^\[rank\d+\]: ?")
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """A traceback: what its lines say, and where in the block they begin."""
+
+    messages: tuple[str, ...]
+    starts: frozenset[int]
+
+    @property
+    def exception(self) -> str:
+        """The last line that names one."""
+        for message in reversed(self.messages):
+            if message[:1].strip() and _EXCEPTION.match(message):
+                return message
+        return self.messages[-1]
+
+
+_NO_TRACE = _Trace((), frozenset())
+_TRACEBACK = BY_ID["process.traceback"]
+
+
+class Stream:
+    """One source. Feed it what was read; it gives events as soon as they are whole.
+
+    Args:
+        name: of the source, as events give it.
+        role: when it is known; else told by each line's tag, or by who writes such a line.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scanner: Scanner,
+        clock: Clock,
+        *,
+        role: str | None = None,
+        keep: Keep | None = None,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.last_ts: float | None = None
+        self._scanner = scanner
+        self._clock = clock
+        self._keep = keep
+        self._carry = b""
+        self._skipping = False
+
+    def feed(self, data: bytes, *, last: bool = False) -> Iterator[Event]:
+        """Events of the lines that are whole now; with `last`, of the rest too."""
+        block = self._carry + data if self._carry else data
+        if self._skipping:  # the rest of a line that was too long to wait for
+            end = block.find(b"\n")
+            if end < 0 and not last:
+                return
+            block = block[end + 1 :] if end >= 0 else b""
+            self._skipping = False
+        if last:
+            self._carry = b""
+            yield from self._events(block, last=True)
+            return
+        end = block.rfind(b"\n") + 1
+        if len(block) - end > _LONGEST_CARRY:
+            self._carry = b""
+            self._skipping = True
+            begun = block[end : end + LONGEST]
+            yield from self._events(block[:end] + begun, last=True)
+            return
+        self._carry = block[end:]
+        taken = yield from self._events(block[:end], last=False)
+        if taken < end:
+            self._carry = block[taken:]
+
+    def restart(self) -> None:
+        """The file was truncated or replaced: what was begun is not continued."""
+        self._carry = b""
+        self._skipping = False
+
+    def _events(self, block: bytes, *, last: bool) -> Iterator[Event]:
+        """Events of whole lines; returns how far it got, less than all inside a traceback."""
+        end = 0  # of what is done
+        eaten: set[int] = set()  # lines of tracebacks, by where they begin
+        looked, line = -1, Line("", "")
+        for place, candidates in self._scanner.hits(block):
+            if place < end:
+                continue
+            start = block.rfind(b"\n", end, place) + 1 or end
+            if start in eaten:
+                continue
+            stop = block.find(b"\n", place)
+            stop = len(block) if stop < 0 else stop
+            if start != looked:
+                looked, line = start, parse(block[start : min(stop, start + LONGEST)], self._clock)
+            found = self._match(line, candidates or self._scanner.candidates(line.text.encode()))
+            if found is None:
+                continue
+            signature, fields = found
+            trace: _Trace | None = None
+            if not signature.good:
+                trace = self._behind(block, start, stop, line, last=last)
+                if trace is None:
+                    yield from self._gap(block, end, start, eaten)
+                    return start
+                eaten |= trace.starts
+            yield from self._gap(block, end, start, eaten)
+            yield self._event(block, start, line, signature, fields, trace)
+            end = stop + 1
+        yield from self._gap(block, end, len(block), eaten)
+        return len(block)
+
+    def _match(
+        self, line: Line, candidates: Candidates
+    ) -> tuple[Signature, dict[str, str]] | None:
+        for signature in candidates:
+            if found := signature.regex.search(line.message):
+                fields = found.groupdict()
+                return signature, {k: v for k, v in fields.items() if v is not None}
+        return (_TRACEBACK, {}) if line.trace else None
+
+    def _event(
+        self,
+        block: bytes,
+        start: int,
+        line: Line,
+        signature: Signature,
+        fields: dict[str, str],
+        trace: _Trace | None,
+    ) -> Event:
+        more: tuple[str, ...] = ()
+        if trace is not None and trace.messages:
+            more = trace.messages
+            fields["exception"] = shown(trace.exception)
+            if signature.generic and (said := self._cause(trace)) is not None:
+                signature, found = said
+                fields |= found
+        if (worker := line.worker) is not None:
+            fields["worker"] = worker
+        ts = line.ts if line.ts is not None else self._time_before(block, start)
+        if ts is not None:
+            self.last_ts = ts
+        role = self._role(line, signature)
+        return Event(
+            ts, role, self.name, shown(line.text), signature, signature.severity, fields, more
+        )
+
+    def _role(self, line: Line, signature: Signature | None) -> str | None:
+        if line.tag and (role := role_of(line.tag)):
+            return role
+        if self.role is not None and (signature is None or signature.roles != ("host",)):
+            return self.role
+        if signature is not None and len(signature.roles) == 1:
+            return signature.roles[0]
+        return None
+
+    def _time_before(self, block: bytes, start: int) -> float | None:
+        """When the line above was written, for one that does not say."""
+        end = start - 1
+        for _ in range(_LOOK_BACK):
+            if end <= 0:
+                break
+            begin = block.rfind(b"\n", 0, end) + 1
+            if (ts := parse(block[begin : min(end, begin + 512)], self._clock).ts) is not None:
+                return ts
+            end = begin - 1
+        return self.last_ts
+
+    # Tracebacks.
+
+    def _cause(self, trace: _Trace) -> tuple[Signature, dict[str, str]] | None:
+        """What a line of it says more exactly than that there was an exception; the worst first."""
+        found = []
+        for message in trace.messages:
+            line = Line(message, message.strip())
+            candidates = self._scanner.candidates(message.encode())
+            if (said := self._match(line, candidates)) and not said[0].generic:
+                found.append(said)
+        rank = {"block": 0, "degrade": 1, "note": 2}
+        return min(found, key=lambda said: rank[said[0].severity], default=None)
+
+    def _behind(
+        self, block: bytes, start: int, stop: int, line: Line, *, last: bool
+    ) -> _Trace | None:
+        """The traceback that comes with a line, which may have none; None: more must be read."""
+        if line.trace:
+            return _Trace(tuple(line.trace.splitlines()), frozenset())
+        after = block.find(b"\n", stop + 1)
+        if after < 0 and not last:
+            return None
+        if block.find(_BEGINS, start, after if after >= 0 else len(block)) < 0:
+            return _NO_TRACE
+        return self._trace(block, start, stop, line, last=last)
+
+    def _trace(
+        self, block: bytes, start: int, stop: int, first: Line, *, last: bool
+    ) -> _Trace | None:
+        """The traceback that begins in this line or the next; None when it is not all there yet."""
+        messages: list[str] = []
+        starts: set[int] = set()
+        ended = False  # an exception was named: it is over unless the next line joins
+        begun = first.message.startswith("Traceback (most")
+        if begun:
+            messages.append(first.message)
+        place = stop + 1
+        for _ in range(_TRACE_LINES):
+            end = block.find(b"\n", place)
+            if place - start > _TRACE_BYTES:
+                break
+            if end < 0:
+                if not last:
+                    return None
+                end = len(block)
+                if place >= end:
+                    break
+            line = parse(block[place : min(end, place + 4096)], self._clock)
+            if (line.process, line.tag) != (first.process, first.tag) and (line.head or line.tag):
+                place = end + 1  # another process writes between the lines of ours
+                continue
+            if line.head != first.head:
+                break
+            message = _RANKED.sub("", line.message)
+            if not begun:
+                if not message.startswith("Traceback (most"):
+                    break
+                begun = True
+            elif ended and not _goes_on(message, first.head):
+                break
+            if message.strip():
+                ended = not message.startswith((" ", "\t", *_JOINS))
+                messages.append(message)
+            starts.add(place)
+            place = end + 1
+        return _Trace(tuple(messages), frozenset(starts))
+
+    # Lines without a signature.
+
+    def _gap(self, block: bytes, start: int, end: int, eaten: set[int]) -> Iterator[Event]:
+        if self._keep is None:
+            return
+        while start < end:
+            stop = block.find(b"\n", start, end)
+            stop = end if stop < 0 else stop
+            raw = block[start:stop]
+            if raw and start not in eaten and self._keep(raw):
+                line = parse(raw, self._clock)
+                self.last_ts = line.ts if line.ts is not None else self.last_ts
+                yield Event(self.last_ts, self._role(line, None), self.name, shown(line.text))
+            start = stop + 1
+
+
+def _goes_on(message: str, head: str) -> bool:
+    """Whether a line after the exception's belongs to it: always in a record of vLLM's."""
+    return bool(head) or not message.strip() or message.startswith(_JOINS)
+
+
+_ROLES = (
+    ("router", re.compile(r"router|proxy", re.I)),
+    ("prefill", re.compile(r"prefill", re.I)),
+    ("decode", re.compile(r"decode", re.I)),
+)
+
+
+def role_of(name: str) -> str | None:
+    """The role that a name of a file, unit or container tells."""
+    for role, pattern in _ROLES:
+        if pattern.search(name):
+            return role
+    return None
+
+
+def role_in(begin: Sequence[str] | bytes) -> str | None:
+    """The role that the first lines of a log tell, where its name does not."""
+    text = begin if isinstance(begin, bytes) else "\n".join(begin).encode()
+    for role, marks in (
+        ("router", (b"disagg_proxy: ", b"pdctl.router: ")),
+        ("prefill", (b"kv_producer", b"prefill-")),
+        ("decode", (b"kv_consumer", b"decode-")),
+    ):
+        if any(mark in text for mark in marks):
+            return role
+    return None
