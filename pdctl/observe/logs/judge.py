@@ -6,7 +6,7 @@ say one thing.
 """
 
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ _MEANT = frozenset(
 )
 _LATE = frozenset({"expired"})
 
+HTTP = "http.error"
 LOST = BY_ID["router.cache.lost"]
 NEVER = BY_ID["router.cache.never_hits"]
 AFTER_RELEASE = BY_ID["kv.read.after_release"]
@@ -83,6 +84,18 @@ class Judge:
         self._ending: set[str] = set()
         self._spans: Memory[str, _Span] = Memory()
         self._dated: Memory[tuple[str, str], float] = Memory()
+        self._rules: dict[str, Callable[[Event], tuple[Signature, ...]]] = {
+            "router.cache.hit": self._hit,
+            "router.cache.miss": self._miss,
+            "router.handle.kept": self._kept,
+            "router.handle.stale": self._late,
+            "router.handle.expired": self._late,
+            "kv.lease.expired": self._given_up,
+            "kv.read.invalid": self._read_invalid,
+            "process.started": self._start,
+            "router.started": self._start,
+            "process.stopping": self._stopping,
+        }
 
     def look(self, event: Event) -> tuple[Signature, ...] | None:
         """What is concluded beside what the line says; None: the line says nothing.
@@ -92,17 +105,15 @@ class Judge:
         signature = event.signature
         if signature is None:
             return ()
-        if signature.id in ("process.started", "router.started"):
-            self._start(event)
-        elif signature.id == "process.stopping":
-            self._ending.add(event.source)
-        elif event.source in self._ending and signature.generic | (signature.id == "http.error"):
+        id, fields = signature.id, event.fields
+        if self._ending and event.source in self._ending and (signature.generic or id == HTTP):
             return None
-        if "worker" in event.fields and self._repeated(event):
+        if "worker" in fields and self._repeated(event):
             return None
-        if "request" in event.fields:
+        if "request" in fields and (event.role == "router" or id in _AT_ONCE):
             self._date(event)
-        return self._concluded(event, signature)
+        concludes = self._rules.get(id)
+        return concludes(event) if concludes else ()
 
     def end(self) -> dict[Signature, dict[str, object]]:
         """What only the whole shows, each with what is known of it."""
@@ -115,26 +126,26 @@ class Judge:
 
     # Conversations.
 
-    def _concluded(self, event: Event, signature: Signature) -> tuple[Signature, ...]:
-        match signature.id:
-            case "router.cache.miss":
-                return self._miss(event)
-            case "router.cache.hit":
-                self._hit(event)
-            case "router.handle.kept":
-                talk = self._conversation(event)
-                talk.kept = talk.ever_kept = True
-                talk.late = False
-            case "router.handle.stale" | "router.handle.expired":
-                talk = self._conversation(event)
-                talk.late, talk.kept = True, False
-            case "kv.lease.expired":
-                self._released.keep((event.source, event.fields["request"]), None)
-            case "kv.read.invalid":
-                if (event.source, event.fields["request"]) in self._released:
-                    event.severity = "block"
-                    return (AFTER_RELEASE,)
+    def _kept(self, event: Event) -> tuple[Signature, ...]:
+        talk = self._conversation(event)
+        talk.kept = talk.ever_kept = True
+        talk.late = False
         return ()
+
+    def _late(self, event: Event) -> tuple[Signature, ...]:
+        talk = self._conversation(event)
+        talk.late, talk.kept = True, False
+        return ()
+
+    def _given_up(self, event: Event) -> tuple[Signature, ...]:
+        self._released.keep((event.source, event.fields["request"]), None)
+        return ()
+
+    def _read_invalid(self, event: Event) -> tuple[Signature, ...]:
+        if (event.source, event.fields["request"]) not in self._released:
+            return ()
+        event.severity = "block"
+        return (AFTER_RELEASE,)
 
     def _conversation(self, event: Event) -> _Conversation:
         key = hash((event.source, event.fields.get("conversation")))
@@ -143,12 +154,13 @@ class Judge:
             self._conversations.keep(key, talk)
         return talk
 
-    def _hit(self, event: Event) -> None:
+    def _hit(self, event: Event) -> tuple[Signature, ...]:
         self.hits += 1
         self.follow_ups += 1
         talk = self._conversation(event)
         if "age" in event.fields:  # the example proxy's handle is gone now
             talk.spent, talk.kept = True, False
+        return ()
 
     def _miss(self, event: Event) -> tuple[Signature, ...]:
         kind, why = self._kind_of_miss(event)
@@ -183,11 +195,16 @@ class Judge:
 
     # Processes.
 
-    def _start(self, event: Event) -> None:
+    def _stopping(self, event: Event) -> tuple[Signature, ...]:
+        self._ending.add(event.source)
+        return ()
+
+    def _start(self, event: Event) -> tuple[Signature, ...]:
         self._ending.discard(event.source)
         if event.role == "router" and self._conversations:
             self._before = dict(self._conversations)
             self._conversations.clear()
+        return ()
 
     def _repeated(self, event: Event) -> bool:
         """Whether another worker of the same engine said it."""
@@ -215,7 +232,7 @@ class Judge:
             span.first = min(span.first, event.ts)
             if event.id == "router.prefill.done" or "reason" in event.fields:
                 span.last = max(span.last or event.ts, event.ts)
-        elif event.id in _AT_ONCE and (found := _ENGINE_ID.match(request)):
+        elif (found := _ENGINE_ID.match(request)) is not None:
             self._dated.keep((event.source, found["id"]), event.ts)
 
     def _skewed(self) -> dict[str, object]:

@@ -83,6 +83,8 @@ class Line:
     @property
     def worker(self) -> str | None:
         """Number of the tensor-parallel worker."""
+        if "TP" not in self.process and "rank" not in self.process:
+            return None
         found = _WORKER.search(self.process)
         return found.group(1) if found else None
 
@@ -97,19 +99,18 @@ class Clock:
     def __init__(self, now: float | None = None) -> None:
         self._now = time.time() if now is None else now
         self._year = time.localtime(self._now).tm_year
-        self._known: dict[str, float | None] = {}
+        self._known: dict[str, float] = {}
 
     def read(self, text: str) -> float | None:
         """One of the forms above; None when it is no date."""
-        if text in self._known:
-            return self._known[text]
+        if (known := self._known.get(text)) is not None:
+            return known
         if len(self._known) >= _CACHED:
             self._known.clear()
         try:
-            found = self._parse(text)
-        except (ValueError, KeyError, OverflowError):
-            found = None
-        self._known[text] = found
+            found = self._known[text] = self._parse(text)
+        except (ValueError, KeyError, IndexError, OverflowError):
+            return None
         return found
 
     def _parse(self, text: str) -> float:
@@ -141,6 +142,13 @@ def parse(raw: bytes, clock: Clock) -> Line:
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     line = Line(text, text)
+    first = text[:1]
+    # The two that are nearly all lines, without the detour.
+    if first == "(" and not _vllm(line, clock):
+        return line
+    if first == "2" and (found := _PYTHON.match(text)):
+        _python(line, found, clock)
+        return line
     for _ in range(_WRAPPINGS):
         if not _unwrap(line, clock):
             break
@@ -182,11 +190,7 @@ def _vllm(line: Line, clock: Clock) -> bool:
 
 def _dated(line: Line, clock: Clock) -> bool:
     if found := _PYTHON.match(line.message):
-        line.ts = clock.read(found["time"]) or line.ts
-        line.level = found["level"] or found["nixl"] or ""
-        # pdctl's lines are known by their logger; the message is what stands behind it.
-        line.head = found["logger"] or found["place"] or ""
-        line.message = line.message[found.end() :]
+        _python(line, found, clock)
         return False
     if found := _ISO.match(line.message):
         line.ts = clock.read(found["time"]) or line.ts
@@ -196,6 +200,14 @@ def _dated(line: Line, clock: Clock) -> bool:
             line.message = line.message[host.end() :]
         return True
     return _tagged(line, clock)
+
+
+def _python(line: Line, found: re.Match[str], clock: Clock) -> None:
+    when, level, _, logger, nixl, place = found.groups()
+    line.ts = clock.read(when) or line.ts
+    line.level = level or nixl
+    line.head = logger or place
+    line.message = line.message[found.end() :]
 
 
 def _tagged(line: Line, clock: Clock) -> bool:

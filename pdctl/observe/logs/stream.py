@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pdctl.base.fix import SEVERITIES
 from pdctl.observe.logs.event import Event, shown
 from pdctl.observe.logs.line import LONGEST, Clock, Line, parse
 from pdctl.observe.logs.scan import Candidates, Scanner
@@ -25,6 +26,7 @@ _LOOK_BACK = 8
 # What may stand between the parts of one traceback.
 _JOINS = ("During handling of the above", "The above exception was", "Traceback (most recent")
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<said>.*))?$")
+_INDENTED = (b" ", b"\t")
 _RANKED = re.compile(r"^\[rank\d+\]: ?")
 
 
@@ -119,7 +121,7 @@ class Stream:
             stop = len(block) if stop < 0 else stop
             if start != looked:
                 looked, line = start, parse(block[start : min(stop, start + LONGEST)], self._clock)
-            found = self._match(line, candidates or self._scanner.candidates(line.text.encode()))
+            found = self._match(line, candidates or self._scanner.candidates(line.text))
             if found is None:
                 continue
             signature, fields = found
@@ -142,7 +144,9 @@ class Stream:
         for signature in candidates:
             if found := signature.regex.search(line.message):
                 fields = found.groupdict()
-                return signature, {k: v for k, v in fields.items() if v is not None}
+                if None in fields.values():
+                    fields = {key: said for key, said in fields.items() if said is not None}
+                return signature, fields
         return (_TRACEBACK, {}) if line.trace else None
 
     def _event(
@@ -161,7 +165,7 @@ class Stream:
             if signature.generic and (said := self._cause(trace)) is not None:
                 signature, found = said
                 fields |= found
-        if (worker := line.worker) is not None:
+        if line.process and (worker := line.worker) is not None:
             fields["worker"] = worker
         ts = line.ts if line.ts is not None else self._time_before(block, start)
         if ts is not None:
@@ -196,14 +200,17 @@ class Stream:
 
     def _cause(self, trace: _Trace) -> tuple[Signature, dict[str, str]] | None:
         """What a line of it says more exactly than that there was an exception; the worst first."""
+        text = "\n".join(trace.messages)
+        raw = text.encode()
         found = []
-        for message in trace.messages:
-            line = Line(message, message.strip())
-            candidates = self._scanner.candidates(message.encode())
-            if (said := self._match(line, candidates)) and not said[0].generic:
+        for place, candidates in self._scanner.hits(raw):
+            start = raw.rfind(b"\n", 0, place) + 1
+            stop = raw.find(b"\n", place)
+            message = raw[start : stop if stop >= 0 else len(raw)].decode().strip()
+            said = self._match(Line(message, message), candidates)
+            if said is not None and not said[0].generic:
                 found.append(said)
-        rank = {"block": 0, "degrade": 1, "note": 2}
-        return min(found, key=lambda said: rank[said[0].severity], default=None)
+        return min(found, key=lambda said: SEVERITIES.index(said[0].severity), default=None)
 
     def _behind(
         self, block: bytes, start: int, stop: int, line: Line, *, last: bool
@@ -225,6 +232,8 @@ class Stream:
         messages: list[str] = []
         starts: set[int] = set()
         ended = False  # an exception was named: it is over unless the next line joins
+        # Lines of one record begin alike; only what begins otherwise has to be taken apart.
+        prefix = _prefix(block[start:stop], first)
         begun = first.message.startswith("Traceback (most")
         if begun:
             messages.append(first.message)
@@ -239,13 +248,20 @@ class Stream:
                 end = len(block)
                 if place >= end:
                     break
-            line = parse(block[place : min(end, place + 4096)], self._clock)
-            if (line.process, line.tag) != (first.process, first.tag) and (line.head or line.tag):
-                place = end + 1  # another process writes between the lines of ours
-                continue
-            if line.head != first.head:
-                break
-            message = _RANKED.sub("", line.message)
+            raw = block[place : min(end, place + 4096)]
+            if prefix and raw.startswith(prefix):
+                message = raw[len(prefix) :].decode("utf-8", "replace").rstrip("\r")
+            elif not prefix and begun and raw[:1] in _INDENTED:
+                message = raw.decode("utf-8", "replace")
+            else:
+                line = parse(raw, self._clock)
+                if (line.process, line.tag) != (first.process, first.tag) and line.head + line.tag:
+                    place = end + 1  # another process writes between the lines of ours
+                    continue
+                if line.head != first.head:
+                    break
+                message = line.message
+            message = _RANKED.sub("", message) if message.startswith("[") else message
             if not begun:
                 if not message.startswith("Traceback (most"):
                     break
@@ -273,6 +289,14 @@ class Stream:
                 self.last_ts = line.ts if line.ts is not None else self.last_ts
                 yield Event(self.last_ts, self._role(line, None), self.name, shown(line.text))
             start = stop + 1
+
+
+def _prefix(raw: bytes, line: Line) -> bytes:
+    """What stands before the message of a line of vLLM's; empty when it has no such thing."""
+    said = line.message.encode()
+    if not line.head or not said or not raw.endswith(said):
+        return b""
+    return raw[: len(raw) - len(said)]
 
 
 def _goes_on(message: str, head: str) -> bool:

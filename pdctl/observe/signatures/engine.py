@@ -15,7 +15,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.read.declined",
         title="prefill declined to read blocks that had expired",
-        literals=("emote read for ",),
+        literals=("Declining expired remote read for ",),
         pattern=r"^Declining expired remote read for (?P<request>\S+) from engine "
         r"(?P<engine>\S+?)\.?$",
         severity="degrade",
@@ -34,7 +34,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.load.failed",
         title="requests failed because their KV could not be loaded",
-        literals=("KV load failure (failure_policy",),
+        literals=(" request(s) due to KV load failure (failure_policy=fail",),
         pattern=r"^Failing (?P<requests>\d+) request\(s\) due to KV load failure "
         r"\(failure_policy=fail(?:, (?P<tokens>\d+) tokens affected)?",
         severity="degrade",
@@ -55,7 +55,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.load.recovered",
         title="requests wait to be computed again after a failed load",
-        literals=("KV load failure: ",),
+        literals=("Recovered from KV load failure: ",),
         pattern=r"^Recovered from KV load failure: (?P<requests>\d+) request\(s\) rescheduled"
         r"(?: \((?P<tokens>\d+) tokens affected\))?",
         severity="degrade",
@@ -68,7 +68,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.lease.expired",
         title="kept blocks were given up, nobody came for them",
-        literals=("KV blocks for request ",),
+        literals=("Releasing expired KV blocks for request ",),
         pattern=r"^Releasing expired KV blocks for request (?P<request>\S+) which were retrieved "
         r"by (?P<readers>\d+) (?:remote|decode) worker",
         severity="note",
@@ -84,7 +84,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.read.invalid",
         title="blocks were read that may have been freed",
-        literals=("KV blocks for unrecognized ",),
+        literals=("Potentially invalid KV blocks for unrecognized request ",),
         pattern=r"^Potentially invalid KV blocks for unrecognized request (?P<request>\S+) were "
         r"retrieved by",
         severity="note",
@@ -118,7 +118,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.processing.skipped",
         title="a failed read was not used",
-        literals=("KV post-processing for failed request",),
+        literals=("Skipping KV post-processing for failed request ",),
         pattern=r"^Skipping KV post-processing for failed request (?P<request>\S+)",
         severity="note",
         versions="vLLM 0.24 and later",
@@ -147,7 +147,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.bidirectional.enabled",
         title="reuse is on in this engine",
-        literals=("KV transfer is enabled and ",),
+        literals=("Bidirectional KV transfer is enabled and the kv recompute threshold is ",),
         pattern=r"^Bidirectional KV transfer is enabled and the kv recompute threshold is set to "
         r"(?P<threshold>\d+) tokens(?:\.\s?KV blocks on D are released after a TTL of "
         r"(?P<ttl>\d+) seconds)?",
@@ -190,7 +190,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.params.invalid",
         title="a handle lacks fields, so KV is not moved",
-        literals=("KVTransferParams: ",),
+        literals=("Got invalid KVTransferParams: ",),
         pattern=r"^Got invalid KVTransferParams: (?P<params>.*?)\. This request will not utilize "
         r"KVTransfer",
         severity="degrade",
@@ -202,7 +202,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.connector.missing",
         title="the engine moves no KV: it was started without a connector",
-        literals=("KVConnector found",),
+        literals=("Got kv_transfer_params, but no KVConnector found",),
         pattern=r"^Got kv_transfer_params, but no KVConnector found",
         severity="block",
         meaning="Requests carry handles, and the engine was started without "
@@ -213,7 +213,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.layers.mismatch",
         title="the engines have different numbers of KV layers",
-        literals=("KV layers must match between ",),
+        literals=("Number of KV layers must match between ",),
         pattern=r"Number of KV layers must match between (?:prefill and decode|producer and "
         r"consumer)",
         severity="block",
@@ -226,7 +226,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.push.bidirectional",
         title="the push connector cannot do reuse",
-        literals=("KV transfer is not supported for NIXL push",),
+        literals=("Bidirectional KV transfer is not supported for NIXL push connector",),
         pattern=r"Bidirectional KV transfer is not supported for NIXL push connector",
         severity="block",
         versions="vLLM 0.27 and later",
@@ -237,7 +237,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.pcp.bidirectional",
         title="prefill context parallelism cannot be combined with reuse",
-        literals=("NixlConnector PCP producers",),
+        literals=("NixlConnector PCP producers do not support bidirectional KV transfer",),
         pattern=r"NixlConnector PCP producers do not support bidirectional KV transfer",
         severity="block",
         versions="vLLM 0.29 and later",
@@ -249,7 +249,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.role.both",
         title="the role `kv_both` is old",
-        literals=("NixlConnector is deprecated",),
+        literals=("kv_role='kv_both' with NixlConnector is deprecated",),
         pattern=r"^Using kv_role='kv_both' with NixlConnector is deprecated",
         severity="note",
         versions="vLLM 0.24 and later",
@@ -305,7 +305,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="nixl.peer.disconnected",
         title="the other engine is gone, or was restarted under the same id",
-        literals=("NIXL_ERR_REMOTE_DISCONNECT", "nixlRemoteDisconnectError", "emote agent '"),
+        literals=("NIXL_ERR_REMOTE_DISCONNECT", "nixlRemoteDisconnectError", "' was disconnected"),
         pattern=r"NIXL_ERR_REMOTE_DISCONNECT|nixlRemoteDisconnectError"
         r"|remote agent '[^']*' was disconnected",
         severity="degrade",
@@ -324,7 +324,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="nixl.peer.unknown",
         title="NIXL does not know the other engine",
-        literals=("etadata for remote agent ",),
+        literals=("metadata for remote agent ",),
         pattern=r"metadata for remote agent '?(?P<agent>[^']*)'? not found",
         severity="degrade",
         meaning="The connection was lost and what was known of the peer was dropped; seen with UCX "
@@ -338,7 +338,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="nixl.peer.replaced",
         title="the other engine was restarted, and this one noticed",
-        literals=("emote engine at ",),
+        literals=("Remote engine at ",),
         pattern=r"^Remote engine at (?P<address>\S+) changed from (?P<old>\S+) to "
         r"(?P<new>\S+?)\.?$",
         severity="note",
@@ -350,7 +350,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="nixl.peer.evicted",
         title="an engine that was idle for long was forgotten",
-        literals=("emote engine ",),
+        literals=("Evicted stale remote engine ",),
         pattern=r"^Evicted stale remote engine (?P<engine>\S+) \(inactive for (?P<seconds>[\d.]+)s",
         severity="note",
         versions="vLLM 0.24 and later",
@@ -361,7 +361,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="nixl.peer.invalidated",
         title="what was known of the other engine became invalid",
-        literals=("NIXL metadata for remote engine ",),
+        literals=("Local NIXL metadata for remote engine ",),
         pattern=r"^Local NIXL metadata for remote engine (?P<engine>\S+) was invalidated",
         severity="degrade",
         versions="vLLM 0.31 and later",
@@ -374,7 +374,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="nixl.heartbeat.failed",
         title="a lease could not be renewed",
-        literals=("ailed to send heartbeat to engine",),
+        literals=("Failed to send heartbeat to engine",),
         pattern=r"^Failed to send heartbeat to engine (?P<engine>\S+)",
         severity="degrade",
         roles=_D,
@@ -413,7 +413,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="nixl.payload.unreadable",
         title="the engines speak different versions of the handshake",
-        literals=("ailed to decode Nixl",),
+        literals=("Failed to decode Nixl",),
         pattern=r"Failed to decode Nixl(?P<what>HandshakePayload|AgentMetadata)",
         severity="block",
         meaning="Their vLLM versions differ. No KV moves.",
@@ -423,7 +423,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="nixl.engine_id.mismatch",
         title="the handshake reached another engine than it was meant for",
-        literals=("NIXL agent engine ID mismatch",),
+        literals=("Remote NIXL agent engine ID mismatch",),
         pattern=r"Remote NIXL agent engine ID mismatch\. Expected (?P<expected>[^,]*), ?"
         r"received (?P<received>[^.\s]*)",
         severity="block",
@@ -438,7 +438,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="nixl.sidechannel.silent",
         title="the other engine's side channel does not answer",
-        literals=("esource temporarily unavailable",),
+        literals=("Resource temporarily unavailable",),
         pattern=r"zmq\.error\.Again: Resource temporarily unavailable",
         severity="block",
         meaning="A handshake waits 5 s for the side channel's port, then fails. No KV moves.",
@@ -453,7 +453,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.blocksize.mismatch",
         title="the engines have different block sizes",
-        literals=("ocal block size ",),
+        literals=("Local block size ",),
         pattern=r"Local block size (?P<local>\d+) is not divisible by remote block size "
         r"(?P<remote>\d+)",
         severity="block",
@@ -465,7 +465,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="kv.tp.mismatch",
         title="the engines' tensor parallel sizes do not go together",
-        literals=("ocal tensor parallel size ", "emote tensor parallel size "),
+        literals=(" tensor parallel size ",),
         pattern=r"(?:Local|Remote) tensor parallel size (?P<one>\d+) is not divisible by "
         r"(?:remote|local) tensor parallel size (?P<other>\d+)",
         severity="block",
@@ -558,7 +558,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="engine.request.error",
         title="a request failed inside the engine",
-        literals=("ailed with an internal error during generation",),
+        literals=(" failed with an internal error during generation",),
         pattern=r"^Request (?P<request>\S+) failed with an internal error during generation",
         severity="degrade",
         meaning="The client of that engine gets a 500.",

@@ -17,7 +17,7 @@ REUSE: tuple[Signature, ...] = (
     Signature(
         id="router.cache.miss",
         title="a turn was computed from the beginning",
-        literals=("cache MISS", ROUTER_LITERAL),
+        literals=(": cache MISS", ROUTER_LITERAL),
         pattern=_LINE + "MISS" + _OUR_TAIL,
         severity="note",
         roles=_ROUTER,
@@ -34,7 +34,7 @@ REUSE: tuple[Signature, ...] = (
     Signature(
         id="router.cache.hit",
         title="a turn reuses what decode kept",
-        literals=("cache HIT", ROUTER_LITERAL),
+        literals=(": cache HIT", ROUTER_LITERAL),
         pattern=r"^(?:\[(?P<request>[^\]]*)\] )?conv=(?P<conversation>.*): cache HIT"
         r"(?: \((?:age=(?P<age>[\d.]+)s|(?P<reason>\w+), reused=(?P<reused>\d+),"
         r" prompt=(?P<prompt>\d+|None), retained=(?P<retained>\w+)"
@@ -64,7 +64,7 @@ REUSE: tuple[Signature, ...] = (
     Signature(
         id="router.handle.kept",
         title="a handle is kept for the next turn",
-        literals=("cached D blocks (", ROUTER_LITERAL),
+        literals=(": cached D blocks (remote_request_id=", ROUTER_LITERAL),
         pattern=r"^conv=(?P<conversation>.*): cached D blocks \(remote_request_id=(?P<handle>[^,]*)"
         r", blocks=(?P<blocks>\d+)(?:, tokens=(?P<tokens>\d+))?\)$",
         severity="note",
@@ -78,7 +78,7 @@ REUSE: tuple[Signature, ...] = (
     Signature(
         id="router.handle.sent",
         title="a handle is on its way to prefill",
-        literals=("cached blocks to P (",),
+        literals=("cached blocks to P (remote_request_id=",),
         pattern=r"^\[(?P<request>[^\]]*)\] conv=(?P<conversation>.*): sending D's cached blocks to "
         r"P \(remote_request_id=(?P<handle>[^)]*)\)$",
         severity="note",
@@ -92,7 +92,7 @@ REUSE: tuple[Signature, ...] = (
     Signature(
         id="router.cache.off",
         title="a turn that is never reused",
-        literals=("cache OFF", ROUTER_LITERAL),
+        literals=(": cache OFF", ROUTER_LITERAL),
         pattern=_LINE + "OFF" + _OUR_TAIL,
         severity="note",
         roles=_ROUTER,
@@ -189,7 +189,7 @@ REUSE: tuple[Signature, ...] = (
     Signature(
         id="router.handle.stale",
         title="a turn came after the router's TTL",
-        literals=("cache entry (age=",),
+        literals=(": stale cache entry (age=",),
         pattern=r"^conv=(?P<conversation>.*): stale cache entry \(age=(?P<age>[\d.]+)s > "
         r"ttl=(?P<ttl>[\d.]+)s\), discarding$",
         severity="note",
@@ -402,7 +402,7 @@ REUSE: tuple[Signature, ...] = (
     Signature(
         id="router.started",
         title="the router was started",
-        literals=(ROUTER_LITERAL, "decode instances"),
+        literals=(ROUTER_LITERAL, " decode instances"),
         pattern=r"^(?:pdctl router (?P<version>\S+) listens on (?P<url>\S+)"
         r"|Ready: (?P<prefills>\d+) prefill, (?P<decodes>\d+) decode instances)$",
         severity="note",
@@ -416,7 +416,7 @@ REUSE: tuple[Signature, ...] = (
     Signature(
         id="router.upstream.error",
         title="an engine's error became a 500 of the example proxy",
-        literals=("HTTPStatusError: ",),
+        literals=("httpx.HTTPStatusError: ",),
         pattern=r"^httpx\.HTTPStatusError: (?:Server|Client) error '(?P<status>\d+)[^']*' for url "
         r"'(?P<url>[^']*)'",
         severity="degrade",

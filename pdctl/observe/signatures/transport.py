@@ -95,7 +95,7 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="ucx.qp.failed",
         title="a queue pair could not be set up",
-        literals=("ailed to modify to RTR", "mlx5dv_devx_obj_modify("),
+        literals=(") failed to modify to RTR", "mlx5dv_devx_obj_modify("),
         pattern=r"ibv_modify_qp\(.*failed to modify to RTR|mlx5dv_devx_obj_modify\(.*failed",
         severity="block",
         meaning="UCX chose a device or mode that does not work, or the peer was restarted at the "
@@ -127,7 +127,7 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="ucx.cuda_ipc.off",
         title="KV does not go over NVLink",
-        literals=("no nvlinks detected",),
+        literals=("zcopy disabled as no nvlinks detected",),
         pattern=r"zcopy disabled as no nvlinks detected",
         severity="note",
         meaning="GPUs of one host have no NVLink between them; transfers take another way. Of no "
@@ -148,7 +148,7 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="efa.memlock",
         title="too little memory may be locked",
-        literals=("ibfabric error: (-12)", "EFA internal error: (4112)"),
+        literals=("Libfabric error: (-12)", "EFA internal error: (4112)"),
         pattern=r"Libfabric error: \(-12\)|EFA internal error: \(4112\)",
         severity="block",
         meaning="EFA cannot post its receive buffers.",
@@ -161,7 +161,7 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="efa.address.refused",
         title="the other host's memory may not be read",
-        literals=("ibfabric error: (-13)", "EFA internal error: (4111)"),
+        literals=("Libfabric error: (-13)", "EFA internal error: (4111)"),
         pattern=r"Libfabric error: \(-13\)|EFA internal error: \(4111\)",
         severity="block",
         meaning="The peer was restarted, or has freed what is being read; libfabric then aborts the "
@@ -172,7 +172,7 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="efa.register.failed",
         title="GPU memory could not be registered",
-        literals=("fi_mr_reg failed", "nable to register MR"),
+        literals=("fi_mr_reg failed on rail", "Unable to register MR"),
         pattern=r"fi_mr_reg failed on rail|Unable to register MR.*Bad address",
         severity="block",
         meaning="The way from the network card to GPU memory (dmabuf) does not work.",
@@ -182,7 +182,7 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="efa.peer_memory.missing",
         title="the network card cannot reach GPU memory",
-        literals=("ailed to register CUDA buffer with the EFA",),
+        literals=("Failed to register CUDA buffer with the EFA device",),
         pattern=r"Failed to register CUDA buffer with the EFA device",
         severity="block",
         meaning="Neither nvidia-peermem nor dmabuf is there; transfers that need it fail.",
@@ -195,7 +195,7 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="efa.fork",
         title="a fork after EFA was set up",
-        literals=("a call to the fork()",),
+        literals=("A process has executed an operation involving a call to the fork()",),
         pattern=r"A process has executed an operation involving a call to the fork\(\)",
         severity="block",
         meaning="Registered memory cannot be forked on this kernel; the EFA provider ends the "
@@ -257,7 +257,7 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="logs.suppressed",
         title="journald threw lines away",
-        literals=("Suppressed ",),
+        literals=(" messages from ",),
         pattern=r"^Suppressed (?P<lines>\d+) messages from (?P<unit>\S+)",
         severity="degrade",
         roles=_HOST,
