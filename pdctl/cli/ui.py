@@ -6,7 +6,7 @@ User text never goes through rich's markup: brackets in paths and logs must surv
 import json as jsonlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pdctl.base.errors import PdctlError, UsageError
@@ -49,6 +49,44 @@ def say(text: str, style: str = "plain") -> None:
     from rich.text import Text
 
     _console(stderr=True).print(Text(text, style=_STYLES[style]))
+
+
+Writer = Callable[..., None]
+
+
+def writer() -> Writer:
+    """Prints many lines to stdout: `line(text, style="plain", end="\\n")`, in colour on terminals.
+
+    Beside the styles of `say`, a style is one of rich's. The stream is not flushed at each line
+    unless someone watches.
+    """
+    out = sys.stdout
+    if not out.isatty():
+
+        def plain(text: str, style: str = "", end: str = "\n") -> None:
+            out.write(text + end)
+
+        return plain
+    from rich.text import Text
+
+    console = _console(stderr=False)
+
+    def coloured(text: str, style: str = "", end: str = "\n") -> None:
+        console.print(Text(text, style=_STYLES.get(style, style)), end=end)
+
+    return coloured
+
+
+def json_lines() -> Callable[[object], None]:
+    """Prints values to stdout, one a line; each is there at once when someone reads along."""
+    import orjson
+
+    out = sys.stdout
+
+    def line(value: object) -> None:
+        out.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE).decode())
+
+    return line
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -23,6 +23,7 @@ class Event:
         severity: that of the signature, unless what came before it says otherwise.
         fields: what the signature takes out of the line, numbers as text, and what was concluded.
         more: further lines, of a traceback.
+        said: the line without what engine, container and journal put before it.
     """
 
     ts: float | None
@@ -33,6 +34,7 @@ class Event:
     severity: Severity | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     more: tuple[str, ...] = ()
+    said: str = ""
 
     @property
     def id(self) -> str | None:

@@ -25,7 +25,14 @@ _AT_ONCE = frozenset({"kv.read.declined", "engine.request.error", "nixl.transfer
 
 # What pdctl's router gives as reason, and is as it should be; docs/router.md explains each.
 _MEANT = frozenset(
-    "left_to_another diverged below_threshold prefill_had_it reuse_off no_conversation".split()
+    (
+        "left_to_another",
+        "diverged",
+        "below_threshold",
+        "prefill_had_it",
+        "reuse_off",
+        "no_conversation",
+    )
 )
 _LATE = frozenset({"expired"})
 
@@ -211,8 +218,7 @@ class Judge:
         said = tuple((k, v) for k, v in event.fields.items() if k not in ("worker", "exception"))
         when = 0 if "request" in event.fields else round((event.ts or 0) / 5)
         key = (event.source, event.id, said, when)
-        worker = event.fields["worker"]
-        worker = event.fields["worker"]
+        worker: str = event.fields["worker"]
         if (first := self._said.get(key)) is not None:
             return first != worker
         self._said.keep(key, worker)

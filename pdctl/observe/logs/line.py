@@ -20,13 +20,13 @@ _WORKER = re.compile(r"(?:TP|rank=)(\d+)")
 # `(Worker_TP3 pid=12) WARNING 11-29 15:29:23 [pull_worker.py:153] `; older ones have no name.
 _VLLM = re.compile(
     r"(?:\((?P<process>[\w .=-]*\bpid=\d+)\) ?)?"
-    r"(?:(?P<level>INFO|WARNING|ERROR|DEBUG|CRITICAL) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?"
-    r" (?P<place>\[[^\]]*\]) ?)?"
+    r"(?:(?P<level>INFO|WARNING|ERROR|DEBUG|CRITICAL) "
+    r"(?P<time>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)? (?P<place>\[[^\]]*\]) ?)?"
 )
 # `2026-11-29 15:29:10,123 [INFO] disagg_proxy: `, `… [INFO] demo pdctl.router: `
 _PYTHON = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?) "
-    r"(?:\[(?P<level>[A-Z]+)\] (?:(?P<deployment>\S+) )?(?P<logger>[\w.]+): "
+    r"(?:\[(?P<level>[A-Z]+)\] (?:(?P<deployment>[a-z0-9-]+) )?(?P<logger>[\w.]+): "
     r"|NIXL (?P<nixl>[A-Z]+) +(?P<place>\S+:\d+) )"
 )
 _UVICORN = re.compile(r"(?P<level>INFO|WARNING|ERROR|CRITICAL|DEBUG): {2,}")
@@ -46,10 +46,7 @@ _SYSLOG = re.compile(
 _SYSLOG_TAIL = re.compile(r"(?P<host>\S+) (?P<tag>[^\s\[\]:]+)\[\d+\]: ")
 _POD = re.compile(r"\[(?P<tag>pod/[^\]\s]+)\] ")
 _COMPOSE = re.compile(r"(?P<tag>[A-Za-z0-9][\w.-]*) +\| ")
-_MONTHS = {
-    name: number + 1
-    for number, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
-}
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _PRIORITIES = ("CRITICAL",) * 3 + ("ERROR", "WARNING", "INFO", "INFO", "DEBUG")
 _WRAPPINGS = 4
@@ -109,13 +106,13 @@ class Clock:
             self._known.clear()
         try:
             found = self._known[text] = self._parse(text)
-        except (ValueError, KeyError, IndexError, OverflowError):
+        except (ValueError, IndexError, OverflowError):
             return None
         return found
 
     def _parse(self, text: str) -> float:
         if text[:1].isalpha():  # Nov 29 15:29:23
-            month, rest = _MONTHS[text[:3]], text[4:]
+            month, rest = _MONTHS.index(text[:3]) // 3 + 1, text[4:]
             return self._without_year(month, int(rest[:2]), rest[3:])
         if text[2] == "-":  # 11-29 15:29:23
             return self._without_year(int(text[:2]), int(text[3:5]), text[6:])

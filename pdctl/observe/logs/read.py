@@ -123,7 +123,7 @@ def _blocks(path: str, problems: list[str]) -> Iterator[bytes]:
                 with gzip.open(file, "rb") as unpacked:
                     yield from _plain(unpacked)  # type: ignore[arg-type]
             else:
-                yield from _plain(file)  # type: ignore[arg-type]
+                yield from _plain(file)
     except (OSError, EOFError, zlib.error) as error:
         problems.append(f"{path} could not be read to its end: {error}")
 
@@ -138,11 +138,11 @@ def _plain(file: BinaryIO) -> Iterator[bytes]:
 class Tail:
     """A file that is written to: what is new, also after it was truncated or replaced."""
 
-    def __init__(self, path: str, *, from_start: bool = False) -> None:
+    def __init__(self, path: str, place: int = 0) -> None:
         self.path = path
+        self.place = place  # where to begin, when the file is opened first
         self.restarted = False
         self._file: BinaryIO | None = None
-        self._from_start = from_start
 
     def read(self) -> bytes:
         """What was written since; `restarted` says that it is the beginning of a new file."""
@@ -170,11 +170,10 @@ class Tail:
         try:
             self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115
         except OSError:
-            self._from_start = True  # all of a file that appears later is new
+            self.place = 0  # all of a file that appears later is new
             return False
-        if not self._from_start:
-            self._file.seek(0, os.SEEK_END)
-        self._from_start = True
+        self._file.seek(self.place)
+        self.place = 0
         return True
 
     def _replaced(self) -> bool:

@@ -5,7 +5,7 @@ event, however many lines it has and whoever writes between them.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from pdctl.base.fix import SEVERITIES
@@ -46,6 +46,57 @@ class _Trace:
         return self.messages[-1]
 
 
+class _TraceLines:
+    """Collects the lines of one traceback, which another process may write between."""
+
+    def __init__(self, first: Line, prefix: bytes, clock: Clock) -> None:
+        self.messages: list[str] = []
+        self.starts: list[int] = []
+        self._first = first
+        self._prefix = prefix
+        self._clock = clock
+        self._begun = first.message.startswith("Traceback (most")
+        self._ended = False  # an exception was named: it is over unless the next line joins
+        if self._begun:
+            self.messages.append(first.message)
+
+    def take(self, place: int, raw: bytes) -> bool:
+        """Look at the next line of the log; False when it shows that the traceback is over."""
+        message = self._said(raw)
+        if message is None:
+            return True
+        if not self._begun:
+            self._begun = message.startswith("Traceback (most")
+            if not self._begun:
+                return False
+        elif message == _OTHER or (self._ended and not _goes_on(message, self._first.head)):
+            return False
+        if message.strip():
+            self._ended = not message.startswith((" ", "\t", *_JOINS))
+            self.messages.append(message)
+        self.starts.append(place)
+        return True
+
+    def _said(self, raw: bytes) -> str | None:
+        """The line without what stands before it; None when it is of another process."""
+        first = self._first
+        # Lines of one record begin alike; only what begins otherwise has to be taken apart.
+        if self._prefix and raw.startswith(self._prefix):
+            message = raw[len(self._prefix) :].decode("utf-8", "replace").rstrip("\r")
+        elif not self._prefix and self._begun and raw[:1] in _INDENTED:
+            message = raw.decode("utf-8", "replace")
+        else:
+            line = parse(raw, self._clock)
+            if (line.process, line.tag) != (first.process, first.tag) and line.head + line.tag:
+                return None
+            if line.head != first.head:
+                return _OTHER
+            message = line.message
+        return _RANKED.sub("", message) if message.startswith("[") else message
+
+
+_OTHER = "\0"
+"""Said by a line of the same process that is of another record."""
 _NO_TRACE = _Trace((), frozenset())
 _TRACEBACK = BY_ID["process.traceback"]
 
@@ -101,12 +152,18 @@ class Stream:
         if taken < end:
             self._carry = block[taken:]
 
+    def flush(self) -> Iterator[Event]:
+        """Events that wait for a line behind them, when none is coming; half a line still waits."""
+        end = self._carry.rfind(b"\n") + 1
+        whole, self._carry = self._carry[:end], self._carry[end:]
+        yield from self._events(whole, last=True)
+
     def restart(self) -> None:
         """The file was truncated or replaced: what was begun is not continued."""
         self._carry = b""
         self._skipping = False
 
-    def _events(self, block: bytes, *, last: bool) -> Iterator[Event]:
+    def _events(self, block: bytes, *, last: bool) -> Generator[Event, None, int]:
         """Events of whole lines; returns how far it got, less than all inside a traceback."""
         end = 0  # of what is done
         eaten: set[int] = set()  # lines of tracebacks, by where they begin
@@ -138,9 +195,7 @@ class Stream:
         yield from self._gap(block, end, len(block), eaten)
         return len(block)
 
-    def _match(
-        self, line: Line, candidates: Candidates
-    ) -> tuple[Signature, dict[str, str]] | None:
+    def _match(self, line: Line, candidates: Candidates) -> tuple[Signature, dict[str, str]] | None:
         for signature in candidates:
             if found := signature.regex.search(line.message):
                 fields = found.groupdict()
@@ -171,9 +226,8 @@ class Stream:
         if ts is not None:
             self.last_ts = ts
         role = self._role(line, signature)
-        return Event(
-            ts, role, self.name, shown(line.text), signature, signature.severity, fields, more
-        )
+        text, severity = shown(line.text), signature.severity
+        return Event(ts, role, self.name, text, signature, severity, fields, more, line.message)
 
     def _role(self, line: Line, signature: Signature | None) -> str | None:
         if line.tag and (role := role_of(line.tag)):
@@ -229,51 +283,22 @@ class Stream:
         self, block: bytes, start: int, stop: int, first: Line, *, last: bool
     ) -> _Trace | None:
         """The traceback that begins in this line or the next; None when it is not all there yet."""
-        messages: list[str] = []
-        starts: set[int] = set()
-        ended = False  # an exception was named: it is over unless the next line joins
-        # Lines of one record begin alike; only what begins otherwise has to be taken apart.
-        prefix = _prefix(block[start:stop], first)
-        begun = first.message.startswith("Traceback (most")
-        if begun:
-            messages.append(first.message)
+        lines = _TraceLines(first, _prefix(block[start:stop], first), self._clock)
         place = stop + 1
         for _ in range(_TRACE_LINES):
-            end = block.find(b"\n", place)
             if place - start > _TRACE_BYTES:
                 break
+            end = block.find(b"\n", place)
             if end < 0:
                 if not last:
                     return None
                 end = len(block)
                 if place >= end:
                     break
-            raw = block[place : min(end, place + 4096)]
-            if prefix and raw.startswith(prefix):
-                message = raw[len(prefix) :].decode("utf-8", "replace").rstrip("\r")
-            elif not prefix and begun and raw[:1] in _INDENTED:
-                message = raw.decode("utf-8", "replace")
-            else:
-                line = parse(raw, self._clock)
-                if (line.process, line.tag) != (first.process, first.tag) and line.head + line.tag:
-                    place = end + 1  # another process writes between the lines of ours
-                    continue
-                if line.head != first.head:
-                    break
-                message = line.message
-            message = _RANKED.sub("", message) if message.startswith("[") else message
-            if not begun:
-                if not message.startswith("Traceback (most"):
-                    break
-                begun = True
-            elif ended and not _goes_on(message, first.head):
+            if not lines.take(place, block[place : min(end, place + 4096)]):
                 break
-            if message.strip():
-                ended = not message.startswith((" ", "\t", *_JOINS))
-                messages.append(message)
-            starts.add(place)
             place = end + 1
-        return _Trace(tuple(messages), frozenset(starts))
+        return _Trace(tuple(lines.messages), frozenset(lines.starts))
 
     # Lines without a signature.
 

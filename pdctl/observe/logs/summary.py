@@ -1,7 +1,7 @@
 """What a person acts on after reading logs: counts, rates, and the worst findings. Pure."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pdctl.base.fix import SEVERITIES, Severity
@@ -135,7 +135,7 @@ class Summary:
         self._turns: deque[tuple[float, bool]] = deque()
 
     def of(
-        self, events: Iterable[Event], wanted: "Wanted | None" = None
+        self, events: Iterable[Event], wanted: "Callable[[Event], bool] | None" = None
     ) -> Iterator[tuple[Event, tuple[Signature, ...]]]:
         """Judged events that are wanted, each with what was concluded from it, counted.
 
@@ -156,8 +156,19 @@ class Summary:
             event = Event(None, None, source, line, signature, signature.severity, dict(fields))
             self._find(event, signature, signature.severity)
         for finding in self.findings.values():
-            causes = (cause for cause in finding.signature.follows if cause in self.findings)
-            finding.follows = next(causes, None)
+            finding.follows = self._cause(finding)
+
+    def _cause(self, finding: Finding) -> str | None:
+        """The first cause of all that was found too."""
+        cause: str | None = None
+        passed = {finding.signature.id}
+        while True:
+            found = (each for each in finding.signature.follows if each in self.findings)
+            above = next((each for each in found if each not in passed), None)
+            if above is None:
+                return cause
+            cause, finding = above, self.findings[above]
+            passed.add(above)
 
     @property
     def bad(self) -> bool:
@@ -264,4 +275,3 @@ class Wanted:
         if self.role is not None and event.role != self.role:
             return False
         return self.since is None or event.ts is None or event.ts >= self.since
-

@@ -17,7 +17,7 @@ ENGINE: tuple[Signature, ...] = (
         title="prefill declined to read blocks that had expired",
         literals=("Declining expired remote read for ",),
         pattern=r"^Declining expired remote read for (?P<request>\S+) from engine "
-        r"(?P<engine>\S+?)\.?$",
+        r"(?P<engine>\S+?)\.?(?:\s|$)",
         severity="degrade",
         roles=_P,
         versions="vLLM 0.27 and later; older ones read garbage in silence",
@@ -59,8 +59,8 @@ ENGINE: tuple[Signature, ...] = (
         pattern=r"^Recovered from KV load failure: (?P<requests>\d+) request\(s\) rescheduled"
         r"(?: \((?P<tokens>\d+) tokens affected\))?",
         severity="degrade",
-        meaning="The policy is `recompute`. On vLLM 0.32 and 0.33 a request whose read was declined "
-        "was never answered after this line, whatever it says.",
+        meaning="The policy is `recompute`. On vLLM 0.32 and 0.33 a request whose read was "
+        "declined was never answered after this line, whatever it says.",
         fix=Fix("set `kv.load_failure_policy: fail` on prefill", ("pdctl up",)),
         source="read: vLLM 0.32.0; what follows was run: FACTS T1",
         follows=("kv.read.declined", "nixl.peer.disconnected", "nixl.transfer.failed"),
@@ -218,9 +218,7 @@ ENGINE: tuple[Signature, ...] = (
         r"consumer)",
         severity="block",
         meaning="Mostly speculative decoding on one side only. No KV moves.",
-        fix=Fix(
-            "use the same speculative configuration on both sides (`model.speculative`)"
-        ),
+        fix=Fix("use the same speculative configuration on both sides (`model.speculative`)"),
         source=f"{_READ}; vllm#48221",
     ),
     Signature(
@@ -365,8 +363,8 @@ ENGINE: tuple[Signature, ...] = (
         pattern=r"^Local NIXL metadata for remote engine (?P<engine>\S+) was invalidated",
         severity="degrade",
         versions="vLLM 0.31 and later",
-        meaning="The connection broke; the engine shakes hands anew by itself, and reads fail until "
-        "then.",
+        meaning="The connection broke; the engine shakes hands anew by itself, and reads fail "
+        "until then.",
         fix=Fix("see whether the other engine was restarted or the network fails"),
         source=_READ,
         follows=("nixl.peer.disconnected", "engine.dead"),
@@ -391,8 +389,8 @@ ENGINE: tuple[Signature, ...] = (
         pattern=r"^NIXL compatibility check passed \(hash: (?P<hash>\w+)\)",
         severity="note",
         good=True,
-        meaning="Version, model string, dtype, attention backend are equal. Weights, block size and "
-        "KV layout are not part of it.",
+        meaning="Version, model string, dtype, attention backend are equal. Weights, block size "
+        "and KV layout are not part of it.",
         fix=NOTHING,
         source=_RAN,
     ),
@@ -400,7 +398,8 @@ ENGINE: tuple[Signature, ...] = (
         id="nixl.compat.mismatch",
         title="the engines refuse each other",
         literals=("NIXL compatibility hash mismatch",),
-        pattern=r"NIXL compatibility hash mismatch\. Local: (?P<local>\w+), Remote: (?P<remote>\w+)",
+        pattern=r"NIXL compatibility hash mismatch\. Local: (?P<local>\w+), "
+        r"Remote: (?P<remote>\w+)",
         severity="block",
         meaning="vLLM's version, the model string, dtype, attention backend or speculative "
         "configuration differ. No KV moves.",
@@ -534,7 +533,7 @@ ENGINE: tuple[Signature, ...] = (
     Signature(
         id="engine.trim.assertion",
         title="the engine died on a handle with too few blocks",
-        literals=("assert num_decode_blocks <= ",),
+        literals=("assert num_decode_blocks ",),
         pattern=r"assert num_decode_blocks <= len\(prefill_group\)",
         severity="block",
         meaning="A router cut the block list shorter than `remote_num_tokens` needs.",

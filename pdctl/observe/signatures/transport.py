@@ -164,8 +164,8 @@ TRANSPORT: tuple[Signature, ...] = (
         literals=("Libfabric error: (-13)", "EFA internal error: (4111)"),
         pattern=r"Libfabric error: \(-13\)|EFA internal error: \(4111\)",
         severity="block",
-        meaning="The peer was restarted, or has freed what is being read; libfabric then aborts the "
-        "whole process.",
+        meaning="The peer was restarted, or has freed what is being read; libfabric then aborts "
+        "the whole process.",
         fix=Fix("restart the pair", ("pdctl down", "pdctl up")),
         source="nixl#2278, nixl#2250",
     ),
@@ -263,9 +263,7 @@ TRANSPORT: tuple[Signature, ...] = (
         roles=_HOST,
         meaning="The service wrote faster than journald allows. What was lost cannot be counted: "
         "every number of this report is too small.",
-        fix=Fix(
-            "`LogRateLimitIntervalSec=0` in the unit of the service"
-        ),
+        fix=Fix("`LogRateLimitIntervalSec=0` in the unit of the service"),
         source="systemd-journald's own text",
     ),
     Signature(
