@@ -150,8 +150,9 @@ def _read(
 
     summary = Summary()
     found = summary.of(events(sources, Scanner(SIGNATURES), keep=keep), wanting(wanted, grep))
+    live = any("-" in source.paths for source in sources)
     try:
-        show(found, every=every, json=json)
+        show(found, every=every, json=json, live=live)
     except KeyboardInterrupt:
         summary.close()
         finish(summary, sources, json=json, interrupted=True)
@@ -171,19 +172,21 @@ def wanting(wanted: "Wanted", grep: str | None) -> "Callable[[Event], bool]":
 
 
 def show(
-    found: "Iterable[tuple[Event, tuple[Signature, ...]]]", *, every: bool, json: bool
+    found: "Iterable[tuple[Event, tuple[Signature, ...]]]", *, every: bool, json: bool, live: bool
 ) -> None:
-    """Print events as they come."""
-    if json:
-        line = ui.json_lines()
-        for event, _ in found:
-            line(event.as_dict())
-        return
+    """Print events as they come; `live`: someone may wait for each of them."""
+    import sys
+
     from pdctl.cli.logview import EventView
 
-    view = EventView(every=every)
+    write, view = ui.json_lines(), EventView(every=every)
     for event, concluded in found:
-        view.show(event, concluded)
+        if json:
+            write(event.as_dict())
+        else:
+            view.show(event, concluded)
+        if live:
+            sys.stdout.flush()
 
 
 def finish(
@@ -211,10 +214,12 @@ def watch(
     sources: "list[Source]", wanted: "Wanted", *, grep: str | None, every: bool, json: bool
 ) -> None:
     """Follow until Ctrl-C, with alerts and a status line, then sum up."""
+    import sys
     import time
+    from collections import deque
 
     from pdctl.cli.logview import EventView, LiveView
-    from pdctl.observe.logs.follow import follow
+    from pdctl.observe.logs.follow import Batch, Follower
     from pdctl.observe.logs.scan import Scanner
     from pdctl.observe.logs.summary import Summary
     from pdctl.observe.signatures import SIGNATURES
@@ -224,26 +229,31 @@ def watch(
     view = EventView(every=every)
     write = ui.json_lines()
     wants = wanting(wanted, grep)
-    keep = predicate(grep, every)
+
+    def show_batch(batch: Batch) -> None:
+        if batch.old:  # it tells which conversations are not new, and is not shown
+            deque(summary.of(batch.events, lambda _: False), 0)
+            return
+        if batch.events or batch.said:
+            live.clear()
+        for said in batch.said:
+            ui.say(said, "warn")
+        for event, concluded in summary.of(batch.events, wants):
+            if json:
+                write(event.as_dict())
+            else:
+                view.show(event, concluded)
+        sys.stdout.flush()
+        if not json:
+            live.alert()
+            live.tick(time.time())
+
+    follower = Follower(sources, Scanner(SIGNATURES), keep=predicate(grep, every))
     try:
-        for batch in follow(sources, Scanner(SIGNATURES), keep=keep):
-            if batch.old:  # it tells which conversations are not new, and is not shown
-                for _ in summary.of(batch.events, lambda _: False):
-                    pass
-                continue
-            if batch.events or batch.said:
-                live.clear()
-            for said in batch.said:
-                ui.say(said, "warn")
-            for event, concluded in summary.of(batch.events, wants):
-                if json:
-                    write(event.as_dict())
-                else:
-                    view.show(event, concluded)
-            if not json:
-                live.alert()
-                live.tick(time.time())
+        for batch in follower:
+            show_batch(batch)
     except KeyboardInterrupt:
+        show_batch(follower.rest())
         live.clear()
         summary.close()
         finish(summary, sources, json=json, interrupted=True)

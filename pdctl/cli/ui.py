@@ -57,8 +57,7 @@ Writer = Callable[..., None]
 def writer() -> Writer:
     """Prints many lines to stdout: `line(text, style="plain", end="\\n")`, in colour on terminals.
 
-    Beside the styles of `say`, a style is one of rich's. The stream is not flushed at each line
-    unless someone watches.
+    Beside the styles of `say`, a style is one of rich's. The stream is not flushed at each line.
     """
     out = sys.stdout
     if not out.isatty():
@@ -78,7 +77,7 @@ def writer() -> Writer:
 
 
 def json_lines() -> Callable[[object], None]:
-    """Prints values to stdout, one a line; each is there at once when someone reads along."""
+    """Prints values to stdout, one a line."""
     import orjson
 
     out = sys.stdout

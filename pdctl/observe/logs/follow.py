@@ -38,25 +38,36 @@ class _Followed:
     quiet: int = 0
 
 
-def follow(
-    sources: Sequence[Source],
-    scanner: Scanner,
-    *,
-    keep: Keep | None = None,
-    wait: Callable[[float], None] = time.sleep,
-) -> Iterator[Batch]:
-    """What stands in the logs first, as old; then what is written, for ever, at most a moment late.
+class Follower:
+    """Follows logs: first what stands in them, as old, then what is written, for ever.
 
     A file may be missing, grow, be truncated or be replaced by a new one of its name.
     """
-    followed = [_open(source, scanner, keep) for source in sources]
-    for each in followed:
-        yield Batch(_earlier(each), old=True)
-    while True:
-        batch = _tick(followed)
-        yield batch
-        if not batch.events:
-            wait(PERIOD_S)
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        scanner: Scanner,
+        *,
+        keep: Keep | None = None,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._followed = [_open(source, scanner, keep) for source in sources]
+        self._wait = wait
+
+    def __iter__(self) -> Iterator[Batch]:
+        for each in self._followed:
+            yield Batch(_earlier(each), old=True)
+        while True:
+            batch = _tick(self._followed)
+            yield batch
+            if not batch.events:
+                self._wait(PERIOD_S)
+
+    def rest(self) -> Batch:
+        """What was read and still waits for a line behind it; for when following ends."""
+        events = [event for each in self._followed for event in each.stream.flush()]
+        return Batch(sorted(events, key=lambda event: event.ts or 0.0))
 
 
 def _open(source: Source, scanner: Scanner, keep: Keep | None) -> _Followed:

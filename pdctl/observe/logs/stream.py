@@ -26,6 +26,8 @@ _LOOK_BACK = 8
 # What may stand between the parts of one traceback.
 _JOINS = ("During handling of the above", "The above exception was", "Traceback (most recent")
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<said>.*))?$")
+_MAY_HAVE_ONE = ("ERROR", "CRITICAL", "")
+"""Levels of lines behind which a traceback may come; others need not wait for the next line."""
 _INDENTED = (b" ", b"\t")
 _RANKED = re.compile(r"^\[rank\d+\]: ?")
 
@@ -272,6 +274,9 @@ class Stream:
         """The traceback that comes with a line, which may have none; None: more must be read."""
         if line.trace:
             return _Trace(tuple(line.trace.splitlines()), frozenset())
+        begun = line.message.startswith("Traceback (most")
+        if not begun and line.level not in _MAY_HAVE_ONE:
+            return _NO_TRACE
         after = block.find(b"\n", stop + 1)
         if after < 0 and not last:
             return None

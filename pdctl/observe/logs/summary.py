@@ -274,4 +274,5 @@ class Wanted:
     def __call__(self, event: Event) -> bool:
         if self.role is not None and event.role != self.role:
             return False
-        return self.since is None or event.ts is None or event.ts >= self.since
+        # What has no time cannot be told to be of then.
+        return self.since is None or (event.ts is not None and event.ts >= self.since)
