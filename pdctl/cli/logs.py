@@ -179,14 +179,17 @@ def show(
 
     from pdctl.cli.logview import EventView
 
-    write, view = ui.json_lines(), EventView(every=every)
-    for event, concluded in found:
-        if json:
-            write(event.as_dict())
-        else:
+    write, view = ui.JsonLines(live=live), EventView(every=every)
+    try:
+        for event, concluded in found:
+            if json:
+                write(event.as_dict())
+                continue
             view.show(event, concluded)
-        if live:
-            sys.stdout.flush()
+            if live:
+                sys.stdout.flush()
+    finally:
+        write.flush()
 
 
 def finish(
@@ -201,7 +204,7 @@ def finish(
         for problem in source.problems:
             ui.say(problem, "warn")
     if json:
-        ui.json_lines()(summary.as_dict())
+        ui.JsonLines(live=True)(summary.as_dict())
     else:
         show_summary(summary, [source.name for source in sources])
     if interrupted:
@@ -227,7 +230,7 @@ def watch(
     summary = Summary()
     live = LiveView(summary)
     view = EventView(every=every)
-    write = ui.json_lines()
+    write = ui.JsonLines(live=True)
     wants = wanting(wanted, grep)
 
     def show_batch(batch: Batch) -> None:

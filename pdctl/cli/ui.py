@@ -76,16 +76,34 @@ def writer() -> Writer:
     return coloured
 
 
-def json_lines() -> Callable[[object], None]:
-    """Prints values to stdout, one a line."""
-    import orjson
+class JsonLines:
+    """Prints values to stdout, one a line. What was not flushed is printed at the end.
 
-    out = sys.stdout
+    Args:
+        live: flush at each line, since someone may wait for it.
+    """
 
-    def line(value: object) -> None:
-        out.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE).decode())
+    _CHUNK = 1 << 16
 
-    return line
+    def __init__(self, *, live: bool = False) -> None:
+        import orjson
+
+        self._dump = orjson.dumps
+        self._options = orjson.OPT_APPEND_NEWLINE
+        self._waiting = bytearray()
+        self._most = 0 if live else self._CHUNK
+
+    def __call__(self, value: object) -> None:
+        """Print one."""
+        self._waiting += self._dump(value, option=self._options)
+        if len(self._waiting) > self._most:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print what waits."""
+        sys.stdout.write(self._waiting.decode())
+        sys.stdout.flush()
+        self._waiting.clear()
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

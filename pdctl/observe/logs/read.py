@@ -17,7 +17,8 @@ from pdctl.observe.logs.line import Clock
 from pdctl.observe.logs.scan import Scanner
 from pdctl.observe.logs.stream import Keep, Stream, role_in, role_of
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
+"""What stays in the processor's cache while it is looked through again and again."""
 STDIN = "-"
 _GZIP = b"\x1f\x8b"
 

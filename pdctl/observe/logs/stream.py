@@ -191,7 +191,8 @@ class Stream:
                     yield from self._gap(block, end, start, eaten)
                     return start
                 eaten |= trace.starts
-            yield from self._gap(block, end, start, eaten)
+            if self._keep is not None:
+                yield from self._gap(block, end, start, eaten)
             yield self._event(block, start, line, signature, fields, trace)
             end = stop + 1
         yield from self._gap(block, end, len(block), eaten)
@@ -234,11 +235,9 @@ class Stream:
     def _role(self, line: Line, signature: Signature | None) -> str | None:
         if line.tag and (role := role_of(line.tag)):
             return role
-        if self.role is not None and (signature is None or signature.roles != ("host",)):
+        if signature is None or self.role in signature.roles:
             return self.role
-        if signature is not None and len(signature.roles) == 1:
-            return signature.roles[0]
-        return None
+        return signature.roles[0] if len(signature.roles) == 1 else None
 
     def _time_before(self, block: bytes, start: int) -> float | None:
         """When the line above was written, for one that does not say."""

@@ -64,7 +64,7 @@ REUSE: tuple[Signature, ...] = (
     Signature(
         id="router.handle.kept",
         title="a handle is kept for the next turn",
-        literals=(": cached D blocks (remote_request_id=", ROUTER_LITERAL),
+        literals=(": cached D blocks (", ROUTER_LITERAL),
         pattern=r"^conv=(?P<conversation>.*): cached D blocks \(remote_request_id=(?P<handle>[^,]*)"
         r", blocks=(?P<blocks>\d+)(?:, tokens=(?P<tokens>\d+))?\)$",
         severity="note",
@@ -78,7 +78,7 @@ REUSE: tuple[Signature, ...] = (
     Signature(
         id="router.handle.sent",
         title="a handle is on its way to prefill",
-        literals=("cached blocks to P (remote_request_id=",),
+        literals=("cached blocks to P (",),
         pattern=r"^\[(?P<request>[^\]]*)\] conv=(?P<conversation>.*): sending D's cached blocks to "
         r"P \(remote_request_id=(?P<handle>[^)]*)\)$",
         severity="note",

@@ -269,7 +269,7 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="logs.dropped",
         title="the system log threw lines away",
-        literals=("due to rate-limiting",),
+        literals=(" messages lost due to rate-limiting", " messages due to rate-limiting"),
         pattern=r"(?P<lines>\d+) messages lost due to rate-limiting"
         r"|begin to drop messages due to rate-limiting",
         severity="degrade",
