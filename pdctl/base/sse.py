@@ -28,6 +28,24 @@ class SseSplitter:
         self._seen = len(self._rest)
         return events
 
+    def push(self, chunk: bytes) -> None:
+        """Add bytes, whose events are to be taken one by one."""
+        self._rest += chunk
+
+    def pop(self) -> bytes | None:
+        """The first complete event; None when there is none yet."""
+        end = _after_boundary(self._rest, max(0, self._seen - 3))
+        if end < 0:
+            self._seen = len(self._rest)
+            return None
+        event, self._rest, self._seen = self._rest[:end], self._rest[end:], 0
+        return event
+
+    def take_rest(self) -> bytes:
+        """What came after the events that were taken, which the caller cuts by itself."""
+        rest, self._rest, self._seen = self._rest, b"", 0
+        return rest
+
     def rest(self) -> bytes:
         """What came after the last complete event; non-empty at the end means a cut stream."""
         return self._rest

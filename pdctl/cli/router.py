@@ -36,10 +36,22 @@ def router(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", help="A limit as name=value, see docs/router.md.")
     ] = None,
-    store: Annotated[str, typer.Option(help="Where handles are kept.")] = "memory",
+    store: Annotated[
+        str, typer.Option(help="Where handles are kept: memory, or redis://…")
+    ] = "memory",
     api_keys: Annotated[
         Path | None, typer.Option("--api-keys", help="File with the clients' API keys.")
     ] = None,
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unauthenticated", help="Listen off loopback without asking clients for keys."
+        ),
+    ] = False,
+    tenant_salt: Annotated[
+        bool,
+        typer.Option("--tenant-salt", help="Keep tenants apart in the engines' prefix caches too."),
+    ] = False,
     engine_key_file: Annotated[
         Path | None, typer.Option(help="File with the engines' API key.")
     ] = None,
@@ -57,28 +69,17 @@ def router(
     ] = None,
 ) -> None:
     """Run the multi-turn router until SIGTERM."""
-    import logging
-    import sys
-
     from pdctl.base.durations import parse_duration
-    from pdctl.router import server
-    from pdctl.router.keys import parse_keys
+    from pdctl.router import logs, server
+    from pdctl.router.keys import KeyFile
     from pdctl.router.settings import RouterSettings
 
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s [%(levelname)s] "
-        f"{deployment + ' ' if deployment else ''}%(name)s: %(message)s",
-    )
-    if store != "memory":
-        raise UsageError(
-            f"`{store}` is not a store that this version has", where="--store", expected="memory"
-        )
+    logs.to_stderr(deployment)
     try:
         seconds = parse_duration(ttl)
     except ValueError as error:
         raise UsageError(f"--ttl: {error}") from error
+    _check_access(host, api_keys, allowed=allow_unauthenticated, salted=tenant_salt)
     urls = _urls([*prefill, *decode])
     settings = RouterSettings(
         prefill=urls[: len(prefill)],
@@ -88,6 +89,9 @@ def router(
         ttl=seconds,
         threshold=threshold,
         reuse_share=reuse_share,
+        store=_store(store),
+        deployment=deployment or "default",
+        tenant_salt=tenant_salt,
         audit_share=audit_share,
         audit_floor=audit_floor,
         request_log=request_log,
@@ -97,8 +101,23 @@ def router(
     )
     # The first line, as `up` reads it: a line break cannot stand in a header.
     engine_key = _read(engine_key_file).splitlines()[0].strip() if engine_key_file else None
-    keys = parse_keys(_read(api_keys), str(api_keys)) if api_keys else None
-    server.serve(settings, key=engine_key, api_keys=keys)
+    key_file = KeyFile(api_keys) if api_keys else None
+    server.serve(settings, key=engine_key, key_file=key_file)
+
+
+def _check_access(host: str, api_keys: Path | None, *, allowed: bool, salted: bool) -> None:
+    from pdctl.config.checks import is_loopback
+
+    if not (is_loopback(host) or api_keys or allowed):
+        raise UsageError(
+            f"`{host}` is reachable from elsewhere, and clients need no API key",
+            where="--host",
+            hints=["give `--api-keys FILE`, or `--allow-unauthenticated`"],
+        )
+    if salted and not api_keys:
+        raise UsageError(
+            "there are no tenants to keep apart", where="--tenant-salt", expected="--api-keys FILE"
+        )
 
 
 def _read(file: Path) -> str:
@@ -109,6 +128,22 @@ def _read(file: Path) -> str:
     if not text:
         raise NotFoundError("a file of keys is empty", where=str(file), expected="one key a line")
     return text
+
+
+def _store(given: str) -> str:
+    from pydantic import TypeAdapter, ValidationError
+
+    from pdctl.config.model import Store
+
+    try:
+        TypeAdapter(Store).validate_python(given)
+    except ValidationError:
+        raise UsageError(
+            "this is not the URL of a store",  # which may hold a password: it is not repeated
+            where="--store",
+            expected="memory or redis://host:port/db",
+        ) from None
+    return given
 
 
 def _urls(given: list[str]) -> tuple[str, ...]:

@@ -219,7 +219,7 @@ def _endpoint(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-    return ("localhost" if _is_loopback(host) else host), port
+    return ("localhost" if is_loopback(host) else host), port
 
 
 # --- ec2 -----------------------------------------------------------------------------------------
@@ -304,18 +304,22 @@ def _router(config: Config) -> Found:
             f"{router.replicas} routers with a store each would use a handle twice",
             "set `store: redis://host:port/db`",
         )
-    if not (_is_loopback(router.host) or router.api_keys_file or router.allow_unauthenticated):
+    if not (is_loopback(router.host) or router.api_keys_file or router.allow_unauthenticated):
         yield Problem(
             ("router", "host"),
             f"`{router.host}` is reachable from elsewhere, and clients need no API key",
             "set `api_keys_file`, or `allow_unauthenticated: true`",
         )
+    if router.tenant_salt and not router.api_keys_file:
+        message = "has no effect without API keys, which tell tenants apart"
+        yield Problem(("router", "tenant_salt"), message, "set `api_keys_file`, or remove it")
 
 
 _PDCTL_ONLY = (
     "ttl",
     "store",
     "api_keys_file",
+    "tenant_salt",
     "reuse_share",
     "audit_share",
     "audit_floor",
@@ -351,7 +355,8 @@ def _router_kind(config: Config) -> Found:
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """True when only this machine can reach a server that listens on `host`."""
     if host.lower() == "localhost":
         return True
     try:

@@ -143,8 +143,8 @@ Url = Annotated[
 Store = Annotated[
     str,
     _text(
-        r"^memory$|^rediss?://[^\s/@]*@?[^\s/@]+(/[0-9]+)?$",
-        "`memory` or `redis://host:port/db` (`rediss://` for TLS)",
+        r"^memory$|^(redis|valkey)s?://[^\s/@]*@?[^\s/@]+(/[0-9]+)?$",
+        "`memory` or `redis://host:port/db` (`rediss://` for TLS; `valkey://` too)",
     ),
 ]
 """Where routers keep handles."""
@@ -519,12 +519,16 @@ class RouterLimits(Section):
     """For a prefill that pulls blocks, whatever its length, before it is tried again cold."""
     first_byte: PositiveSeconds = 120.0
     """For decode to send its first byte."""
+    store: PositiveSeconds = 0.5
+    """For one operation of a store that routers share."""
     idle: PositiveSeconds = 120.0
     """Between two bytes of decode, for a client's body to come, and for a client to read on."""
     total: PositiveSeconds = 3600.0
     """For a whole request."""
     body_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
     """Size of a request body in MiB."""
+    header_kib: float = Field(default=16.0, ge=1, allow_inf_nan=False)
+    """Size of the request line, and of each header, in KiB."""
     concurrent_requests: Count = 1024
     """Requests in flight; more are answered with 503."""
     drain: Seconds = 30.0
@@ -550,6 +554,8 @@ class Router(Section):
     """File with the API keys of clients, on the machine that runs pdctl."""
     allow_unauthenticated: bool = False
     """Listen off loopback without API keys: anyone who reaches the port may use the model."""
+    tenant_salt: bool = False
+    """Keep tenants apart in the engines' prefix caches too; each computes what all share itself."""
     reuse_share: float = Field(default=1.0, ge=0, le=1)
     """Share of conversations for which reuse is on."""
     audit_share: float = Field(default=0.0, ge=0, le=1)

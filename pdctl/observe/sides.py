@@ -4,6 +4,9 @@ No request here can hang: prefill without the flag never answers a request that 
 tokens to pull (FACTS T7), but a handle with none is a release (FACTS L3) on one that has the flag
 and nothing at all on one that has not. So whether decode's blocks become free tells.
 
+The handle is one of a turn through both. Decode gives one for less, but its worker then knows
+nothing of it, and those blocks are never free again (read in vLLM 0.32.0, and seen).
+
 Nothing stays pinned either: a request that prefill rejects in its handler gives a handle back
 whatever its flag (read in vLLM 0.32.0 and 0.33.0, and run there).
 """
@@ -17,11 +20,11 @@ import aiohttp
 
 from pdctl.base.errors import PdctlError
 from pdctl.base.facts import EngineMetrics
+from pdctl.base.transfer import FIRST_TURN, for_refusal, for_release
 from pdctl.observe.http import ask_json
 from pdctl.observe.metrics import scrape_engine
 from pdctl.observe.proof import SideProbe
 
-_PLAIN = {"do_remote_decode": False, "do_remote_prefill": False}
 _FALL_S = 5.0
 """Within this decode's usage falls after a release; 2 s was measured."""
 
@@ -37,7 +40,7 @@ async def probe_sides(
     timeout: float = 30.0,
     poll: float = 0.25,
 ) -> SideProbe:
-    """Ask decode for a handle, then give it back through prefill.
+    """Get a handle from decode by a turn through both, then give it back through prefill.
 
     Args:
         prompt: token ids that fill a few blocks.
@@ -50,16 +53,19 @@ async def probe_sides(
         # An idle engine exports what its last step saw; a step of ours makes that now.
         await asker.one_token(decode, prompt[:3], None)
         before = await scrape_engine(session, decode, key=key)
-        handle = await asker.one_token(decode, prompt, _PLAIN)
+        moved = await asker.one_token(prefill, prompt, FIRST_TURN)
+        if not moved or not moved.get("remote_block_ids"):
+            return SideProbe()
+        handle = await asker.one_token(decode, prompt, moved)
         if not handle or not handle.get("remote_block_ids"):
             return SideProbe(decode_gives_handle=False)
         held = await scrape_engine(session, decode, key=key)
-        release = {**handle, "do_remote_decode": True, "do_remote_prefill": False}
-        await asker.one_token(prefill, prompt[:3], release | {"remote_num_tokens": 0})
+        await asker.one_token(prefill, prompt[:3], for_release(handle))
     except PdctlError:
         return SideProbe()
     freed = await _freed(asker, decode, prompt[:3], before, held, poll)
-    if not freed:
+    if freed is False:
+        # Where it cannot be told, prefill may have done it, and must not do it twice.
         await _give_back(asker, prefill, handle, prompt[:3])
     return SideProbe(True, freed)
 
@@ -112,9 +118,10 @@ async def _give_back(
     asker: "_Asker", prefill: str, handle: Mapping[str, Any], prompt: Sequence[int]
 ) -> None:
     """Free the handle's blocks by a request that prefill rejects; its next step tells decode."""
-    kv = {**handle, "do_remote_decode": False, "do_remote_prefill": True}
     with contextlib.suppress(PdctlError):
-        await asker.one_token(prefill, prompt, kv, stream=True, use_beam_search=True)
+        await asker.one_token(
+            prefill, prompt, for_refusal(handle), stream=True, use_beam_search=True
+        )
     with contextlib.suppress(PdctlError):
         await asker.one_token(prefill, prompt, None)
 

@@ -84,6 +84,7 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
         *_audit(router),
         ("--store", None if router.store == "memory" else store),
         ("--api-keys", files.client_keys),
+        *_flags(router),
         ("--engine-key-file", files.engine_key),
         ("--request-log", files.request_log),
         *_log_size(router),
@@ -91,10 +92,19 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
     ]
     words: list[Part] = []
     for flag, value in options:
-        if value is not None:
+        if value is True:
+            words.append(flag)
+        elif value is not None:
             words += [flag, value if isinstance(value, Secret) else str(value)]
     parts = (place.pdctl_python, "-m", "pdctl", "router", *words)
     return Command(parts, _ENV, cwd=str(place.temp))
+
+
+def _flags(router: Router) -> Iterator[tuple[str, object]]:
+    if router.allow_unauthenticated:
+        yield "--allow-unauthenticated", True
+    if router.tenant_salt:
+        yield "--tenant-salt", True
 
 
 def _audit(router: Router) -> Iterator[tuple[str, float]]:

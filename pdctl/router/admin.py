@@ -16,9 +16,8 @@ from aiohttp import web
 from pdctl.base.explain import ADMIN_TENANT, REUSE_PATH
 from pdctl.base.words import one_line
 from pdctl.router import legs
-from pdctl.router.core import Policy, Release
-from pdctl.router.driver import Shared, release
-from pdctl.router.handle import Handle
+from pdctl.router.core import Policy
+from pdctl.router.driver import Shared, let_go
 from pdctl.router.keys import ApiKeys
 
 log = logging.getLogger("pdctl.router")
@@ -93,21 +92,13 @@ class ReuseSwitch:
         """Release what was kept for those who do not reuse any more. Returns how many."""
         if min(self._policy.share, *self._policy.tenant_shares.values(), 1.0) == 1.0:
             return 0
-        store = self._shared.store
-        released = 0
-        for handle in await store.take_all():
-            if self._policy.reuses(handle.scope.tenant, handle.conversation):
-                for gone in await store.put(handle):
-                    self._release(gone, "evicted")
-            else:
-                self._release(handle, "reuse_off")
-                released += 1
-        return released
-
-    def _release(self, handle: Handle, reason: str) -> None:
-        prefill = self._shared.fleet.choose_prefill() or ""
-        action = Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
-        self._shared.background.run(release(self._shared, action, {}))
+        reuses = self._policy.reuses
+        taken = await self._shared.store.take_all(
+            lambda tenant, conversation: not reuses(tenant, conversation)
+        )
+        for handle in taken:
+            let_go(self._shared, handle, "reuse_off")
+        return len(taken)
 
 
 def parse_setting(raw: bytes) -> tuple[float, dict[str, float]]:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pdctl.base.explain import Outcome
+from pdctl.base.transfer import FIRST_TURN, for_pull, is_handle
 from pdctl.router import audit, legs, match
 from pdctl.router.eligible import Endpoint, judge, render_request, shape
 from pdctl.router.fleet import Fleet
-from pdctl.router.handle import Conversation, Handle, Scope, is_handle, rank
+from pdctl.router.handle import Conversation, Handle, Scope, rank
 from pdctl.router.legs import ClientWants, Harvest
 from pdctl.router.prefixes import Key
 from pdctl.router.store import Found
@@ -525,7 +526,7 @@ class _Turn:
         now = self.clock()
         if now >= one.deadline:
             return "expired", ""
-        own = one.conversation == self.request.conversation
+        own = one.conversation.key == self.request.conversation.key
         tokens = max(0, min(one.equal, one.certain, self.size - 1))
         if match.attachable(tokens, one.block_size) < max(1, self.policy.threshold):
             if not own:
@@ -572,7 +573,7 @@ class _Turn:
             body=legs.prefill_body(
                 self.request.endpoint,
                 self.body,
-                match.trim(handle.params, tokens, handle.block_size),
+                for_pull(handle.params, tokens, handle.block_size),
             ),
             limit=self.policy.prefill_limit(uncached, reusing=True),
             carries_handle=True,
@@ -637,7 +638,7 @@ class _Turn:
         while len(tried) < 2 and (prefill := first or self._cold_choice(tried)) is not None:
             first = None
             tried.append(prefill)
-            body = legs.prefill_body(self.request.endpoint, self.body, legs.FIRST_TURN)
+            body = legs.prefill_body(self.request.endpoint, self.body, FIRST_TURN)
             if self.cold_salt:
                 body["cache_salt"] = self.cold_salt
             result: Answer | Failure = yield Prefill(
@@ -645,7 +646,8 @@ class _Turn:
                 body=body,
                 limit=self.policy.prefill_limit(self.size, reusing=False),
                 carries_handle=False,
-                prompt_tokens=self.size,
+                # What it has already is no work: counted as such, it drives conversations away.
+                prompt_tokens=max(1, self.size - self.known.get(prefill, 0)),
             )
             if isinstance(result, Answer):
                 return self._accept(result, prefill)
@@ -786,7 +788,7 @@ class _Turn:
         tokens = handle.held.tokens
         found: list[Found] = yield Find(self.scope, tokens, handle.conversation)
         for old in found:
-            if old.conversation == handle.conversation and old.equal >= old.certain:
+            if old.conversation.key == handle.conversation.key and old.equal >= old.certain:
                 taken: Handle | None = yield Take(old.id)
                 if taken is not None:
                     yield self._release_handle(taken, "superseded")

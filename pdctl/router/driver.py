@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-import aiohttp
 import orjson
 from aiohttp import web
 
 from pdctl.base.explain import REQUEST_ID_HEADER, TURN_HEADER, TurnExplanation
 from pdctl.base.sse import SseSplitter, event_of
+from pdctl.base.transfer import is_handle
 from pdctl.base.words import one_line
 from pdctl.config.model import RouterLimits
 from pdctl.router import legs, retention
@@ -43,9 +43,10 @@ from pdctl.router.core import (
 )
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Engine, Fleet
-from pdctl.router.handle import Handle, is_handle
+from pdctl.router.handle import Handle
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.store import HandleStore, Total
+from pdctl.router.wire import Response
 
 log = logging.getLogger("pdctl.router")
 
@@ -97,6 +98,12 @@ class Background:
             log.error("background work failed", exc_info=task.exception())
 
 
+class _Stream(web.StreamResponse):
+    """Its head goes out with its first words, which are there already."""
+
+    _send_headers_immediately = False
+
+
 class _Silence:
     """The limit on decode's silence, over all reads of one answer.
 
@@ -110,9 +117,9 @@ class _Silence:
         self._since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, content: aiohttp.StreamReader) -> None:
+    def watch(self, upstream: Response) -> None:
         """Fail a read of this with a TimeoutError when it lasts too long."""
-        self._content = content
+        self._upstream = upstream
         self._timer = self._loop.call_later(self._limit, self._look)
 
     def begin(self) -> None:
@@ -134,7 +141,7 @@ class _Silence:
         if now < over:
             self._timer = self._loop.call_at(over, self._look)
         else:
-            self._content.set_exception(TimeoutError())
+            self._upstream.fail(TimeoutError())
 
 
 @dataclass
@@ -169,7 +176,7 @@ class Driver:
         self._explain = explain
         self._path = request.path
         self._arrived = time.monotonic()
-        self._upstream: aiohttp.ClientResponse | None = None
+        self._upstream: Response | None = None
         self._abandoned = False
         self._charged: tuple[Engine, int] | None = None
         self._answer: dict[str, Any] | None = None
@@ -315,7 +322,7 @@ class Driver:
         finally:
             engine.outstanding -= action.prompt_tokens
         if isinstance(result, Answer):
-            log.info("[%s] Prefill done in %.0fms", self._request_id, result.seconds * 1000)
+            log.debug("[%s] prefill took %.0f ms", self._request_id, result.seconds * 1000)
         else:
             log.warning(
                 "[%s] prefill %s failed: %s %s",
@@ -378,14 +385,14 @@ class Driver:
             upstream = await self._shared.engines.open(
                 url, action.body, self._decode_headers(action)
             )
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except OSError:
             return Failure(0, "unreachable", url=action.url)
         self._upstream = upstream
         try:
             if upstream.status == 200 and _is_stream(upstream):
                 return await self._first_event(action.url, upstream)
             return await self._whole_answer(action.url, upstream)
-        except (aiohttp.ClientError, OSError):
+        except OSError:
             return Failure(0, "unreachable", url=action.url)
 
     def _decode_headers(self, action: OpenDecode) -> dict[str, str]:
@@ -393,28 +400,29 @@ class Driver:
             return self._headers
         return {**self._headers, "X-data-parallel-rank": str(action.rank)}
 
-    async def _first_event(self, url: str, upstream: aiohttp.ClientResponse) -> Opened | Failure:
+    async def _first_event(self, url: str, upstream: Response) -> Opened | Failure:
         """Read as far as the first word: an engine that failed says so there, under a 200.
 
         A chat names its role before that, also when it goes on with an error.
         """
         self._splitter, self._first_events = SseSplitter(), []
-        async for chunk in upstream.content.iter_any():
-            self._first_events += self._splitter.feed(chunk)
-            word = next((e for e in self._first_events if not legs.only_names_role(e)), None)
-            if word is None:
-                continue
-            error = legs.error_of(word)
-            if error is None:
-                return Opened(upstream.status)
-            upstream.close()
-            said = orjson.dumps({"error": error["error"]}) if "error" in error else b""
-            return Failure(_error_status(error), "stream_error", said, url=url)
+        while chunk := await upstream.read_some():
+            self._splitter.push(chunk)
+            while (event := self._splitter.pop()) is not None:
+                self._first_events.append(event)
+                if legs.only_names_role(event):
+                    continue
+                error = legs.error_of(event)
+                if error is None:
+                    return Opened(upstream.status)
+                upstream.close()
+                said = orjson.dumps({"error": error["error"]}) if "error" in error else b""
+                return Failure(_error_status(error), "stream_error", said, url=url)
         return Failure(502, "stream_error", url=url)
 
-    async def _whole_answer(self, url: str, upstream: aiohttp.ClientResponse) -> Opened | Failure:
+    async def _whole_answer(self, url: str, upstream: Response) -> Opened | Failure:
         body = await upstream.read()
-        content_type = upstream.headers.get("Content-Type", "application/json")
+        content_type = upstream.headers.get("content-type", "application/json")
         if upstream.status != 200:
             return Failure(upstream.status, "status", body, content_type, url)
         # What is in a bad answer, the client does not get: it may have a handle in it.
@@ -439,7 +447,7 @@ class Driver:
             self.ttft_s = time.monotonic() - self._arrived
             return Relayed(harvest)
         self._cleaner = legs.StreamCleaner(
-            action.wants, action.cached_tokens, hold_end=action.asked
+            action.wants, action.cached_tokens, hold_end=action.asked, splitter=self._splitter
         )
         return await self._relay_stream(headers)
 
@@ -447,20 +455,16 @@ class Driver:
         assert self._upstream is not None
         assert self._cleaner is not None
         cleaner = self._cleaner
-        headers["Content-Type"] = self._upstream.headers.get("Content-Type", "text/event-stream")
-        response = web.StreamResponse(status=self._upstream.status, headers=headers)
+        first = cleaner.feed_all(self._first_events) + cleaner.feed_some(b"")
+        headers["Content-Type"] = self._upstream.headers.get("content-type", "text/event-stream")
+        response = _Stream(status=self._upstream.status, headers=headers)
         await response.prepare(self._request)
         self.response = response
-        blocked = 0.0
         silence = _Silence(self._shared.limits.idle)
         try:
-            async for events in self._batches(silence):
-                out = cleaner.feed_all(events)
-                if not out:
-                    continue
-                if self.ttft_s is None and cleaner.harvest.content_seen:
-                    self.ttft_s = time.monotonic() - self._arrived
-                blocked += await self._write(response, out)
+            blocked = await self._send(response, first)
+            async for out in self._cleaned(cleaner, silence):
+                blocked += await self._send(response, out)
             if not cleaner.harvest.over:
                 raise DecodeBrokeOff("closed the connection")
         except DecodeBrokeOff as broke:
@@ -477,50 +481,62 @@ class Driver:
             silence.end()
         return Relayed(cleaner.harvest, blocked)
 
-    async def _write(self, response: web.StreamResponse, out: bytes) -> float:
+    async def _send(self, response: web.StreamResponse, out: bytes) -> float:
+        """Send what was cleaned; returns the seconds that the client made us wait."""
+        assert self._cleaner is not None
+        if not out:
+            return 0.0
+        if self.ttft_s is None and self._cleaner.harvest.content_seen:
+            self.ttft_s = time.monotonic() - self._arrived
+        return await self._write(response, out)
+
+    async def _write(
+        self, response: web.StreamResponse, out: bytes, *, last: bool = False
+    ) -> float:
         """Send to the client; returns the seconds it made us wait.
 
         Raises:
             ConnectionError: when the client is gone, or has not read for as long as an engine
                 may be silent.
         """
+        write = response.write_eof if last else response.write
         transport = self._request.transport
         if transport is not None and transport.get_write_buffer_size() + len(out) < _NO_WAIT_BYTES:
             # It has room for this, so that no limit is needed; making one costs as much.
-            await response.write(out)
+            await write(out)
             return 0.0
         before = time.monotonic()
         try:
             async with asyncio.timeout(self._shared.limits.idle):
-                await response.write(out)
+                await write(out)
         except TimeoutError as error:
             raise ConnectionResetError("the client does not read") from error
         waited = time.monotonic() - before
         return waited if waited > _WORTH_NOTING_S else 0.0
 
-    async def _batches(self, silence: "_Silence") -> AsyncIterator[list[bytes]]:
-        """Decode's events, whole, as many at a time as have come.
+    async def _cleaned(
+        self, cleaner: legs.StreamCleaner, silence: "_Silence"
+    ) -> AsyncIterator[bytes]:
+        """What the client gets of each piece that comes from decode.
 
         Raises:
             DecodeBrokeOff: when decode is silent too long or closes before the end.
         """
         assert self._upstream is not None
-        yield self._first_events
-        content = self._upstream.content
-        silence.watch(content)
+        upstream = self._upstream
+        silence.watch(upstream)
         while True:
             try:
                 silence.begin()
-                chunk = await content.readany()
+                chunk = await upstream.read_some()
             except TimeoutError as error:
                 raise DecodeBrokeOff("stopped sending") from error
-            except (aiohttp.ClientError, OSError) as error:
+            except OSError as error:
                 raise DecodeBrokeOff("closed the connection") from error
             if not chunk:
                 break
             silence.pause()
-            if events := self._splitter.feed(chunk):
-                yield events
+            yield cleaner.feed_some(chunk)
         if self._splitter.rest():
             raise DecodeBrokeOff("closed the connection")
 
@@ -529,11 +545,10 @@ class Driver:
         assert response is not None
         if isinstance(response, web.Response):
             return
-        if self._cleaner is not None and (tail := self._cleaner.tail()):
-            if self.ttft_s is None:
-                self.ttft_s = time.monotonic() - self._arrived
-            await self._write(response, tail)
-        await response.write_eof()
+        tail = self._cleaner.tail() if self._cleaner is not None else b""
+        if tail and self.ttft_s is None:
+            self.ttft_s = time.monotonic() - self._arrived
+        await self._write(response, tail, last=True)
 
     def _reply(self, failure: Failure) -> None:
         headers = {REQUEST_ID_HEADER: self._request_id}
@@ -551,7 +566,7 @@ class Driver:
 
     def _response_headers(self, report: Report) -> dict[str, str]:
         headers = {REQUEST_ID_HEADER: self._request_id}
-        if self._upstream is not None and (name := self._upstream.headers.get("X-Request-Id")):
+        if self._upstream is not None and (name := self._upstream.headers.get("x-request-id")):
             headers["X-Request-Id"] = name
         if self._explain:
             headers[TURN_HEADER] = explanation(report).to_header()
@@ -560,7 +575,7 @@ class Driver:
     # Handles.
 
     def _settle(self, action: Settle) -> None:
-        level = logging.INFO if action.outcome == "consumed" else logging.WARNING
+        level = logging.DEBUG if action.outcome == "consumed" else logging.WARNING
         log.log(
             level,
             "[%s] handle %s %s (%s)",
@@ -573,7 +588,7 @@ class Driver:
     async def _keep(self, handle: Handle) -> list[Handle]:
         await note_start(self._shared, handle)
         evicted = await self._shared.store.put(handle)
-        log.info(
+        log.debug(
             "conv=%s: cached D blocks (remote_request_id=%s, blocks=%d, tokens=%d)",
             one_line(handle.conversation.key),
             handle.request_id,
@@ -619,10 +634,14 @@ async def make_room(shared: Shared, decode: str) -> None:
     if missing <= 0:
         return
     for handle in await shared.store.take_least(decode, missing):
-        prefill = shared.fleet.choose_prefill() or ""
-        params = handle.params
-        action = Release(prefill, decode, handle.scope.model, params, "pressure")
-        shared.background.run(release(shared, action, {}))
+        let_go(shared, handle, "pressure")
+
+
+def let_go(shared: Shared, handle: Handle, reason: str) -> None:
+    """Have decode free a handle that was taken out of the store, in the background."""
+    prefill = shared.fleet.choose_prefill() or ""
+    action = Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
+    shared.background.run(release(shared, action, {}))
 
 
 async def release(shared: Shared, action: Release, headers: dict[str, str]) -> None:
@@ -638,17 +657,16 @@ async def release(shared: Shared, action: Release, headers: dict[str, str]) -> N
         limit=shared.limits.prefill_base,
         headers=headers,
     )
-    if refusal:
-        released = isinstance(result, Failure) and result.status == 400
-    else:
-        released = isinstance(result, Answer)
+    refused = refusal and isinstance(result, Failure) and result.status == 400
+    # Also by a prefill that does not refuse: it has been told to pull nothing.
+    released = refused or isinstance(result, Answer)
     shared.metrics.releases.labels(action.reason if released else "failed").inc()
     if not released:
         log.warning("release of %s failed: %s", action.params.get("remote_request_id"), result)
 
 
-def _is_stream(upstream: aiohttp.ClientResponse) -> bool:
-    return upstream.headers.get("Content-Type", "").startswith("text/event-stream")
+def _is_stream(upstream: Response) -> bool:
+    return upstream.headers.get("content-type", "").startswith("text/event-stream")
 
 
 def _is_no_answer(answer: dict[str, Any]) -> bool:

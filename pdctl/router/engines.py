@@ -1,4 +1,4 @@
-"""HTTP to the engines: one pooled session, every wait with a limit."""
+"""What is asked of the engines: JSON out and in, every wait with a limit."""
 
 import asyncio
 import time
@@ -11,6 +11,7 @@ import orjson
 
 from pdctl.config.model import RouterLimits
 from pdctl.router.core import Answer, Failure
+from pdctl.router.wire import Client, Response
 
 _JSON = {"Content-Type": "application/json"}
 
@@ -35,30 +36,28 @@ class Engines:
     def __init__(self, limits: RouterLimits, engine_key: str | None = None) -> None:
         self._limits = limits
         self.key = engine_key
+        self._client = Client(connect=limits.connect)
         self._session: aiohttp.ClientSession | None = None
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The pool; made on first use, since it belongs to the running loop."""
+        """For the probes that `pdctl verify` shares; made on first use, in the running loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect),
-                # Answers are read here, and most go on over a fast network.
-                headers={"Accept-Encoding": "identity"},
-                read_bufsize=2**18,
             )
         return self._session
 
     def headers(self, client: Mapping[str, str]) -> dict[str, str]:
-        """Headers for an engine: the client's own that matter, and the engine's key."""
+        """Headers for an engine: the client's own that matter, or the engine's key for its own."""
         headers = dict(client)
         if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
+            headers["authorization"] = f"Bearer {self.key}"
         return headers
 
     async def close(self) -> None:
         """Close all connections."""
+        self._client.close()
         if self._session is not None:
             await self._session.close()
 
@@ -72,7 +71,7 @@ class Engines:
                 raw = await self.request("POST", url, orjson.dumps(body), headers)
         except TimeoutError:
             return Failure(0, "timeout", url=url)
-        except (aiohttp.ClientError, OSError):
+        except OSError:
             return Failure(0, "unreachable", url=url)
         if raw.status != 200:
             return Failure(raw.status, "status", raw.body, raw.content_type, url)
@@ -90,31 +89,35 @@ class Engines:
         """One whole exchange. The caller sets the limit.
 
         Raises:
-            aiohttp.ClientError: when the engine cannot be reached or breaks off.
+            OSError: when the engine cannot be reached or breaks off.
         """
         sent = {**_JSON, **self.headers(headers)} if body is not None else self.headers(headers)
-        async with self.session.request(
-            method, url, data=body, headers=sent, allow_redirects=False
-        ) as response:
-            return Raw(
-                response.status,
-                response.headers.get("Content-Type", "application/json"),
-                await response.read(),
-                response.headers,
-            )
+        response = await self.send(method, url, body, sent)
+        try:
+            whole = await response.read()
+        finally:
+            response.close()
+        content_type = response.headers.get("content-type", "application/json")
+        return Raw(response.status, content_type, whole, response.headers)
 
-    async def open(
-        self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        """Start a request and return when its status line is there.
+    async def send(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Response:
+        """Start a request as it is; the answer when its head is there. The caller sets the limit.
 
         Raises:
-            aiohttp.ClientError: when the engine cannot be reached.
+            OSError: when the engine cannot be reached or does not answer.
+        """
+        return await self._client.send(method, url, body, headers)
+
+    async def open(self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+        """POST a JSON object; the answer when its head is there.
+
+        Raises:
+            OSError: when the engine cannot be reached or does not answer.
         """
         sent = {**_JSON, **self.headers(headers)}
-        return await self.session.post(
-            url, data=orjson.dumps(body), headers=sent, allow_redirects=False
-        )
+        return await self.send("POST", url, orjson.dumps(body), sent)
 
     async def get(self, url: str, *, limit: float) -> Raw | Failure:
         """GET within `limit` seconds."""
@@ -123,5 +126,5 @@ class Engines:
                 return await self.request("GET", url, None, {})
         except TimeoutError:
             return Failure(0, "timeout", url=url)
-        except (aiohttp.ClientError, OSError):
+        except OSError:
             return Failure(0, "unreachable", url=url)

@@ -4,7 +4,7 @@ Health says whether an engine gets requests; a pair's verdict says whether handl
 them. Both change by what the shell reports, never by a clock of their own.
 """
 
-import itertools
+import random
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -49,7 +49,6 @@ class Engine:
         outstanding: tokens of the requests that are there now.
         retained: tokens of the handles kept on it.
         silent: looks in a row at which it did not answer in time.
-        chosen: number of the last choice that fell on it.
     """
 
     url: str
@@ -67,7 +66,6 @@ class Engine:
     outstanding: int = 0
     retained: int = 0
     silent: int = 0
-    chosen: int = 0
 
 
 @dataclass
@@ -94,7 +92,6 @@ class Pair:
         verdict: whether decode's blocks can be pulled back, by the probe.
         why: the reason for a verdict that is not ok.
         final: only a restart of an engine can change the verdict.
-        quarantined: it gave wrong answers; a probe cannot see that, so it is left alone longer.
         again_at: when it may be probed once more; the watcher's clock.
         pauses: breaker by decode engine start.
     """
@@ -105,14 +102,15 @@ class Pair:
     verdict: Verdict = "unknown"
     why: str = "not probed yet"
     final: bool = False
-    quarantined: bool = False
     again_at: float | None = None
     pauses: dict[str, Pause] = field(default_factory=dict)
 
     @property
-    def broken(self) -> bool:
-        """True when a probe saw that prefill's blocks do not even reach decode."""
-        return self.verdict == "no_reuse" and not self.moves_kv
+    def doubt(self) -> int:
+        """Whether prefill's blocks reach decode: 0 for yes, 1 for unknown, 2 for no."""
+        if self.moves_kv:
+            return 0
+        return 1 if self.verdict == "unknown" else 2
 
 
 class Fleet:
@@ -129,7 +127,7 @@ class Fleet:
         self.pairs = {(p, d): Pair(p, d) for p in self.prefill for d in self.decode}
         self.decode_starts: dict[str, str] = {}
         self.prefixes = PrefixMap()
-        self._choices = itertools.count(1)
+        self._random = random.Random()
 
     def engines(self) -> list[Engine]:
         """Prefill servers, then decode servers."""
@@ -173,7 +171,7 @@ class Fleet:
             avoid: servers that shall not be chosen.
         """
         candidates = _candidates(self.prefill, avoid)
-        working = [e for e in candidates if not self._broken_everywhere(e.url)] or candidates
+        working = _least_doubtful(candidates, self._best_doubt)
         had = known or {}
 
         def cost(engine: Engine) -> float:
@@ -197,33 +195,33 @@ class Fleet:
             hint: the server that has the conversation.
             held: tokens of the conversation that it holds.
             tokens: length of the prompt.
-            prefill: whose blocks it shall get; where those were seen not to arrive is the last
-                choice.
+            prefill: whose blocks it shall get; where those were not seen to arrive is chosen
+                only when there is no other.
             avoid: servers that shall not be chosen.
         """
         candidates = _candidates(self.decode, avoid)
         if prefill is not None:
-            reached = [e for e in candidates if not self.pairs[(prefill, e.url)].broken]
-            candidates = reached or candidates
+            candidates = _least_doubtful(candidates, lambda url: self.pairs[(prefill, url)].doubt)
         own = next((e for e in candidates if e.url == hint), None)
         if own is not None:
             least = min(_queue(e, tokens) for e in candidates)
             worth = max(_LOYALTY * max(held, tokens), _WORTH_MOVING * _capacity(own), least)
             if _queue(own, tokens) - least <= worth:
-                return self._pick([own], lambda _: 0)
+                return own.url
         return self._pick(candidates, lambda e: _load(e, tokens))
 
     def _pick(self, candidates: Collection[Engine], cost: Callable[[Engine], float]) -> str | None:
-        """The cheapest; among equals the one that was not chosen for longest."""
+        """The cheapest; any of equals, so that each gets its share whoever else asks."""
         if not candidates:
             return None
-        best = min(candidates, key=lambda engine: (cost(engine), engine.chosen))
-        best.chosen = next(self._choices)
-        return best.url
+        costs = [cost(engine) for engine in candidates]
+        least = min(costs)
+        equal = [e for e, its in zip(candidates, costs, strict=True) if its == least]
+        return self._random.choice(equal).url
 
-    def _broken_everywhere(self, prefill: str) -> bool:
-        pairs = [self.pairs[(prefill, e.url)] for e in self.decode.values() if e.healthy]
-        return bool(pairs) and all(pair.broken for pair in pairs)
+    def _best_doubt(self, prefill: str) -> int:
+        pairs = (self.pairs[(prefill, e.url)] for e in self.decode.values() if e.healthy)
+        return min((pair.doubt for pair in pairs), default=0)
 
     def reuse_refused(self, prefill: str, decode: str, start: str, now: float) -> str | None:
         """Why no handle of this decode start may go to this prefill server; None if it may."""
@@ -273,17 +271,20 @@ class Fleet:
             del pauses[start]
 
     def quarantine(self, prefill: str, decode: str, why: str) -> None:
-        """No reuse between these two until a restart, or for a long time: answers were wrong."""
+        """No reuse between these two until a restart: answers were wrong, which no probe sees."""
         pair = self.pairs[(prefill, decode)]
-        pair.verdict, pair.why, pair.quarantined, pair.again_at = "no_reuse", why, True, None
+        pair.verdict, pair.why, pair.final = "no_reuse", why, True
 
     def releases_by_refusal(self, prefill: str, decode: str) -> bool:
-        """Whether a request that prefill refuses frees a handle: it must know decode already."""
+        """Whether a request that prefill refuses frees a handle: it must know decode already.
+
+        It does from the probe on. With the flag off on prefill, this is the only way there is.
+        """
         pair = self.pairs.get((prefill, decode))
         version = self.prefill[prefill].version or ""
         known = re.match(r"0\.(\d+)", version)
         recent = known is not None and int(known.group(1)) >= _REFUSAL_NOTIFIES
-        return recent and pair is not None and pair.verdict == "ok"
+        return recent and pair is not None and pair.verdict != "unknown" and pair.moves_kv
 
     def ready(self) -> bool:
         """True when some pair of healthy engines was seen to move KV."""
@@ -306,6 +307,11 @@ class Fleet:
 def _candidates(engines: Mapping[str, Engine], avoid: Iterable[str]) -> list[Engine]:
     shunned = set(avoid)
     return [e for e in engines.values() if e.healthy and e.url not in shunned]
+
+
+def _least_doubtful(engines: list[Engine], doubt: Callable[[str], int]) -> list[Engine]:
+    doubts = [doubt(engine.url) for engine in engines]
+    return [e for e, its in zip(engines, doubts, strict=True) if its == min(doubts)]
 
 
 def _capacity(engine: Engine) -> int:

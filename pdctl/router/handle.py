@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import orjson
@@ -85,7 +85,8 @@ class Handle:
         return cls(
             engine_id=str(params["remote_engine_id"]),
             request_id=str(params["remote_request_id"]),
-            raw=orjson.dumps(params),
+            # A copy, since orjson leaves its result in a buffer of twenty times the size.
+            raw=bytes(memoryview(orjson.dumps(params))),
             blocks=sum(map(len, params["remote_block_ids"])),
             **fields,
         )
@@ -124,6 +125,7 @@ def worth(handle: Handle, kept_at: float) -> float:
     return math.log2(max(1, handle.held.certain) * chance) + kept_at / _HALF_LIFE_S
 
 
+@lru_cache(maxsize=1024)
 def engine_start(engine_id: str) -> str:
     """The part of an engine id that all data-parallel ranks of one start share."""
     return _DP_SUFFIX.sub("", engine_id)
@@ -133,16 +135,3 @@ def rank(engine_id: str) -> int | None:
     """The data-parallel rank that an engine id names; None when there is but one."""
     found = _DP_SUFFIX.search(engine_id)
     return int(found.group(1)) if found else None
-
-
-REQUIRED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
-
-
-def is_handle(params: object) -> bool:
-    """True for `kv_transfer_params` that point at retained blocks on decode."""
-    return (
-        isinstance(params, Mapping)
-        and bool(params.get("do_remote_decode"))
-        and bool(params.get("remote_block_ids"))
-        and all(params.get(name) is not None for name in REQUIRED)
-    )

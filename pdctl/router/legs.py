@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from pdctl.base.sse import DONE, data_of, event_of
+from pdctl.base.sse import DONE, SseSplitter, data_of, event_of
+from pdctl.base.transfer import for_refusal, for_release
 from pdctl.router.eligible import CHAT, Endpoint
-from pdctl.router.match import release_params
 
 # Neither engine sees these: the first is the router's own, the second would let a client read
 # another's KV or make an engine call an address of its choice (vllm PR#47843).
@@ -28,15 +28,6 @@ _NOT_FOR_PREFILL = (
     "stop", "stop_token_ids", "min_tokens", "n", "best_of", "use_beam_search", "logprobs",
     "top_logprobs", "prompt_logprobs", "stream_options", "echo", "max_completion_tokens",
 )  # fmt: skip
-
-FIRST_TURN: dict[str, Any] = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 
 
 def client_body(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -153,7 +144,7 @@ def release_by_reading(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": [1, 2, 3],
         "max_tokens": 1,
         "temperature": 0,
-        "kv_transfer_params": release_params(params),
+        "kv_transfer_params": for_release(params),
     }
 
 
@@ -165,14 +156,13 @@ def release_by_refusal(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
     with decode, and only if the request is refused inside the handler, as streaming beam search
     is.
     """
-    kv = {**params, "do_remote_prefill": True, "do_remote_decode": False}
     return {
         "model": model,
         "prompt": [1, 2, 3],
         "max_tokens": 1,
         "stream": True,
         "use_beam_search": True,
-        "kv_transfer_params": kv,
+        "kv_transfer_params": for_refusal(params),
     }
 
 
@@ -269,16 +259,23 @@ def clean_answer(answer: dict[str, Any], wants: ClientWants, cached_tokens: int 
 
 # A word in the middle of an answer, exactly as engines write it. What matches is whole JSON, so
 # that it may be cut without being parsed, and says something: it cannot be an end, an error, a
-# handle or counts. Parsing and writing such a chunk costs three times as much. A string that is not
+# handle or counts. Parsing and writing such a chunk costs five times as much. A string that is not
 # UTF-8 or not escaped as it must be is for the client to judge, as without the router.
 _STRING = rb'"(?:[^"\\]|\\.)[^"\\]*(?:\\.[^"\\]*)*"'
-_WORD = re.compile(
+_WORD = (
     rb'data: \{"id":"[^"\\]*","object":"[^"\\]*","created":\d+,"model":"[^"\\]*",'
     rb'"choices":\[\{"index":\d+,(?:"delta":\{"(?:content|reasoning)":%b\}|"text":%b),'
     rb'"logprobs":null,"finish_reason":null(?:,"stop_reason":null)?(?:,"prompt_token_ids":null)?'
-    rb'(?:,"token_ids":(null|\[(?:\d+(?:,\d+)*)?\]))?(?:,"weight_versions":null)?\}\]'
-    rb'(?:,"usage":null)?(,"kv_transfer_params":null)?\}\n\n' % (_STRING, _STRING)
+    rb'(?:,"token_ids":(?:null|\[(?:\d+(?:,\d+)*)?\]))?(?:,"weight_versions":null)?\}\]'
+    rb'(?:,"usage":null)?(?:,"kv_transfer_params":null)?\}\n\n' % (_STRING, _STRING)
 )
+_WORDS = re.compile(b"(?:%b)+" % _WORD)
+# Within words these stand where they should: a quotation mark in a string is escaped.
+_IDS = re.compile(rb'"token_ids":\[([\d,]*)\]')
+# An unfinished event of this length is no word.
+_SHORT = 2**14
+_NO_IDS = b'"token_ids":null'
+_NO_HANDLE = b',"kv_transfer_params":null'
 _PROMPT_IDS = re.compile(rb'[{,]"prompt_token_ids":\[')
 
 
@@ -309,12 +306,32 @@ class StreamCleaner:
     where the engine would otherwise have put it.
     """
 
-    def __init__(self, wants: ClientWants, cached_tokens: int | None, *, hold_end: bool) -> None:
+    def __init__(
+        self,
+        wants: ClientWants,
+        cached_tokens: int | None,
+        *,
+        hold_end: bool,
+        splitter: SseSplitter | None = None,
+    ) -> None:
         self.harvest = Harvest()
+        self.splitter = splitter or SseSplitter()
         self._wants = wants
         self._cached_tokens = cached_tokens
         self._hold_end = hold_end
         self._tail: list[bytes | dict[str, Any]] = []
+
+    def feed_some(self, data: bytes) -> bytes:
+        """The bytes to send now for what has come, which may end in mid-event."""
+        begin = b""
+        if not self._tail and len(self.splitter.rest()) < _SHORT:
+            data = self.splitter.take_rest() + data
+            if words := _WORDS.match(data):
+                begin, data = self._words(words[0]), data[words.end() :]
+                if not data:
+                    return begin
+        # Whole events may be waiting in there also when nothing new has come.
+        return begin + self.feed_all(self.splitter.feed(data))
 
     def feed_all(self, events: Iterable[bytes]) -> bytes:
         """The bytes to send for these events now."""
@@ -322,8 +339,8 @@ class StreamCleaner:
 
     def feed(self, event: bytes) -> bytes:
         """The bytes to send for this event now."""
-        if not self._tail and (word := _WORD.fullmatch(event)):
-            return self._word(event, word)
+        if not self._tail and _WORDS.fullmatch(event):
+            return self._words(event)
         out = self._clean(event)
         if not self._holding(out):
             return _bytes(out)
@@ -335,16 +352,14 @@ class StreamCleaner:
         tail, self._tail = self._tail, []
         return b"".join(_bytes(part) for part in tail)
 
-    def _word(self, event: bytes, word: "re.Match[bytes]") -> bytes:
+    def _words(self, words: bytes) -> bytes:
         self.harvest.content_seen = True
-        ids = word[1]
-        if ids is not None and ids not in (b"null", b"[]"):
-            self.harvest.generated.extend(map(int, ids[1:-1].split(b",")))
-        if word[2] is not None:
-            event = event[: word.start(2)] + event[word.end(2) :]
-        if ids is None or self._wants.token_ids:
-            return event
-        return b"%bnull%b" % (event[: word.start(1)], event[word.end(1) :])
+        ids = b",".join(filter(None, _IDS.findall(words)))
+        if ids:
+            self.harvest.generated.extend(map(int, ids.split(b",")))
+        if not self._wants.token_ids:
+            words = _IDS.sub(_NO_IDS, words)
+        return words.replace(_NO_HANDLE, b"")
 
     def _holding(self, out: bytes | dict[str, Any]) -> bool:
         if self._tail:
@@ -456,7 +471,7 @@ def only_names_role(event: bytes) -> bool:
 
 def error_of(event: bytes) -> dict[str, Any] | None:
     """The error that an SSE event carries, None for any other event."""
-    if _WORD.fullmatch(event):
+    if _WORDS.fullmatch(event):
         return None
     data = data_of(event)
     if data is None or not data.startswith(b"{"):

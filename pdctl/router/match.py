@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _ID_BYTES = 4
+_EARLY = 64
 
 
 def packed(ids: object) -> bytes | None:
@@ -34,6 +35,9 @@ def count(tokens: bytes) -> int:
 def common_prefix(left: bytes, right: bytes) -> int:
     """Number of leading ids that are equal. O(n) by memcmp, bisecting to the first difference."""
     low, high = 0, min(len(left), len(right))
+    # Most prompts that differ do so early.
+    if left[:_EARLY] != right[:_EARLY]:
+        high = min(high, _EARLY)
     if left[:high] == right[:high]:
         return high // _ID_BYTES
     while high - low > 1:
@@ -105,32 +109,6 @@ def worth_claiming(tokens: int, certain: int, *, own: bool) -> bool:
     prompt. Another conversation's handle is for that one, unless the prompt goes on from it.
     """
     return 4 * tokens >= certain if own else 10 * tokens >= 9 * certain
-
-
-def trim(params: Mapping[str, Any], tokens: int, block_size: int) -> dict[str, Any]:
-    """The handle for exactly `tokens` tokens, ready for prefill.
-
-    The block lists are cut to what those tokens fill: the engine trims from the end, so longer
-    lists put the wrong blocks at the front (FACTS L4).
-    """
-    blocks = math.ceil(tokens / block_size)
-    return {
-        **params,
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "remote_num_tokens": tokens,
-        "remote_block_ids": [list(group[:blocks]) for group in params["remote_block_ids"]],
-    }
-
-
-def release_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The handle as a release: prefill pulls nothing and tells decode to free it (FACTS L3)."""
-    return {
-        **params,
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "remote_num_tokens": 0,
-    }
 
 
 def unproven(params: Mapping[str, Any]) -> str | None:

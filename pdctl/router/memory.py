@@ -8,8 +8,7 @@ no more memory than the tokens themselves.
 import heapq
 import time
 from bisect import bisect_left, insort
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from pdctl.router.handle import Conversation, Handle, Scope, worth
@@ -22,6 +21,28 @@ _NAMESAKES = 4
 _OVERHEAD_BYTES = 2048
 
 _Entry = tuple[bytes, str]
+
+
+class _Order:
+    """Ids by a number, least first. Those that have gone stay in it until they come up."""
+
+    def __init__(self, alive: Mapping[str, Handle]) -> None:
+        self._alive = alive
+        self._heap: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, number: float, handle_id: str) -> None:
+        heapq.heappush(self._heap, (number, handle_id))
+        if len(self._heap) > 2 * len(self._alive) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in self._alive]
+            heapq.heapify(self._heap)
+
+    def first(self) -> tuple[float, str] | None:
+        while self._heap and self._heap[0][1] not in self._alive:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else None
 
 
 class MemoryStore:
@@ -50,8 +71,9 @@ class MemoryStore:
         self._by_key: dict[tuple[str, str], dict[str, None]] = {}
         self._by_anchor: dict[tuple[Scope, str], int] = {}
         self._totals: dict[str, Total] = {}
-        # By decode server, least worthy first. Ids that have gone stay until they come up.
-        self._heaps: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        # By decode server, least worthy first.
+        self._worth: dict[str, _Order] = {}
+        self._deadlines = _Order(self._handles)
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -94,15 +116,20 @@ class MemoryStore:
             taken.append(handle)
         return taken
 
-    async def take_all(self, tenant: str | None = None) -> list[Handle]:
-        """Every handle, or a tenant's."""
+    async def take_all(
+        self, wanted: Callable[[str, Conversation], bool] = lambda tenant, conversation: True
+    ) -> list[Handle]:
+        """Every handle that is wanted."""
         return self._remove_all(
-            [h.id for h in self._handles.values() if tenant is None or h.scope.tenant == tenant]
+            [h.id for h in self._handles.values() if wanted(h.scope.tenant, h.conversation)]
         )
 
     async def take_expired(self, now: float) -> list[Handle]:
         """Those past their deadline."""
-        return self._remove_all([h.id for h in self._handles.values() if h.deadline <= now])
+        taken: list[Handle] = []
+        while (first := self._deadlines.first()) is not None and first[0] <= now:
+            taken += self._remove_all([first[1]])
+        return taken
 
     async def forget_engine(self, decode: str, keep_start: str | None = None) -> int:
         """Handles to a dead engine start are worth nothing and cannot be released."""
@@ -134,11 +161,9 @@ class MemoryStore:
         anchor = (handle.scope, handle.conversation.anchor)
         self._by_anchor[anchor] = self._by_anchor.get(anchor, 0) + 1
         self._count(handle, 1)
-        heap = self._heaps[handle.decode]
-        heapq.heappush(heap, (worth(handle, self._clock()), handle.id))
-        if len(heap) > 2 * self._totals[handle.decode].handles + 64:
-            heap[:] = [entry for entry in heap if entry[1] in self._handles]
-            heapq.heapify(heap)
+        order = self._worth.setdefault(handle.decode, _Order(self._handles))
+        order.add(worth(handle, self._clock()), handle.id)
+        self._deadlines.add(handle.deadline, handle.id)
 
     def _remove(self, handle_id: str) -> Handle | None:
         handle = self._handles.pop(handle_id, None)
@@ -186,8 +211,12 @@ class MemoryStore:
     def _too_much(self) -> list[Handle]:
         gone = []
         while len(self._handles) > self._max_handles or self._bytes > self._max_bytes:
-            heads = [(heap[0], decode) for decode in self._heaps if (heap := self._clean(decode))]
-            least = self._least(min(heads)[1]) if heads else None
+            firsts = [
+                (first, decode)
+                for decode, order in self._worth.items()
+                if (first := order.first()) is not None
+            ]
+            least = self._least(min(firsts)[1]) if firsts else None
             if least is None:
                 break
             self._remove(least.id)
@@ -195,15 +224,9 @@ class MemoryStore:
         return gone
 
     def _least(self, decode: str) -> Handle | None:
-        heap = self._clean(decode)
-        return self._handles[heap[0][1]] if heap else None
-
-    def _clean(self, decode: str) -> list[tuple[float, str]]:
-        """The server's heap, with a handle that is still there at its head."""
-        heap = self._heaps.get(decode, [])
-        while heap and heap[0][1] not in self._handles:
-            heapq.heappop(heap)
-        return heap
+        order = self._worth.get(decode)
+        first = order.first() if order is not None else None
+        return self._handles[first[1]] if first is not None else None
 
 
 def _size(handle: Handle) -> int:

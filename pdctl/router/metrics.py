@@ -1,6 +1,7 @@
 """The router's Prometheus metrics, in a registry of their own."""
 
 from collections.abc import Iterable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -16,10 +17,10 @@ class RouterMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         add = self.registry
-        self._requests = Counter(
+        requests = Counter(
             names.ROUTER_REQUESTS, "Requests by path and status", ["path", "status"], registry=add
         )
-        self._turns = Counter(
+        turns = Counter(
             names.ROUTER_TURNS, "Turns by outcome and reason", ["outcome", "reason"], registry=add
         )
         self._reused = Counter(
@@ -29,7 +30,7 @@ class RouterMetrics:
         self._ttft = Histogram(
             names.ROUTER_TTFT, "Arrival to first content byte", registry=add, buckets=_SECONDS
         )
-        self._prefill = Histogram(
+        prefill = Histogram(
             names.ROUTER_PREFILL,
             "Prefill leg",
             ["outcome"],
@@ -54,6 +55,9 @@ class RouterMetrics:
         self.pair_ok = Gauge(
             names.ROUTER_PAIR_OK, "1 when reuse was proven", ["prefill", "decode"], registry=add
         )
+        self.store_errors = Counter(
+            names.ROUTER_STORE_ERRORS, "Failures of the shared store", ["operation"], registry=add
+        )
         self.alarms = Counter(
             names.ROUTER_ALARMS, "What must not happen, by kind", ["kind"], registry=add
         )
@@ -61,20 +65,24 @@ class RouterMetrics:
         self.audits = Counter(
             names.ROUTER_AUDITS, "Turns run again cold, by result", ["result"], registry=add
         )
+        # Every request looks these up; their labels are few.
+        self._request = cache(requests.labels)
+        self._turn = cache(turns.labels)
+        self._prefill = cache(prefill.labels)
 
     def count_request(self, path: str, status: int) -> None:
         """A request of any path was answered."""
-        self._requests.labels(path, str(status)).inc()
+        self._request(path, str(status)).inc()
 
     def count_turn(self, report: Report, ttft_s: float | None) -> None:
         """A chat or completion turn ended."""
-        self._turns.labels(report.outcome, report.reason).inc()
+        self._turn(report.outcome, report.reason).inc()
         self._reused.inc(report.reused_tokens)
         self._prompt.inc(report.prompt_tokens or 0)
         if ttft_s is not None:
             self._ttft.observe(ttft_s)
         if report.prefill_s is not None:
-            self._prefill.labels(report.outcome).observe(report.prefill_s)
+            self._prefill(report.outcome).observe(report.prefill_s)
         for cause in report.retries:
             self._retries.labels(cause).inc()
         self.count_dropped(report.dropped)

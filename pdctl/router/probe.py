@@ -9,22 +9,23 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import orjson
 
+from pdctl.base.sse import SseSplitter
+from pdctl.base.transfer import FIRST_TURN, for_pull, is_handle
 from pdctl.base.words import one_line
 from pdctl.observe.sides import give_back, probe_sides
 from pdctl.router import match, retention
 from pdctl.router.core import Answer, Failure, Policy
-from pdctl.router.driver import Shared, make_room
+from pdctl.router.driver import Shared, let_go, make_room
 from pdctl.router.eligible import CHAT
 from pdctl.router.fleet import Engine, Pair
-from pdctl.router.handle import is_handle
-from pdctl.router.legs import FIRST_TURN, count_of
+from pdctl.router.legs import ClientWants, StreamCleaner, count_of
 from pdctl.router.store import Total
 from pdctl.router.vitals import Vitals, read_vitals
 
@@ -32,12 +33,13 @@ log = logging.getLogger("pdctl.router")
 
 _HEALTH_LIMIT_S = 3.0
 _REPROBE_S = 60.0
-# For what a restart cures and a probe hardly: a flag that is off, and wrong answers, which no
-# probe looks at.
+# A flag that is off stays off until a restart, and asking for it pins a block for a while.
 _LONG_S = 600.0
 _SILENT_LOOKS = 5
-# Counting takes time that grows with the handles; what is too late is not offered anyway.
-_SWEEP_S = 5.0
+_SWEEP_S = 1.0
+# Decode holds blocks for at least this long after a handle is not offered any more: the least
+# margin between the two TTLs is 8 s (FACTS T1). A later release could meet another's blocks.
+_SURELY_HELD_S = 5.0
 _FLAG = "kv_connector_extra_config.bidirectional_kv_xfer"
 
 Key = tuple[str, str]
@@ -89,6 +91,9 @@ class Watcher:
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_S
             await self.sweep()
+        for pair in self._shared.fleet.pairs.values():
+            ok = self._shared.metrics.pair_ok.labels(pair.prefill, pair.decode)
+            ok.set(pair.verdict == "ok")
         self._tell()
 
     async def _look_at(self, engine: Engine) -> None:
@@ -177,18 +182,13 @@ class Watcher:
     async def _prove(self, key: Key) -> None:
         """Probe a pair if that is due."""
         pair = self._shared.fleet.pairs[key]
-        now = asyncio.get_running_loop().time()
-        if pair.quarantined and pair.again_at is None:
-            pair.again_at = now + _LONG_S
-            self._note(pair)
-        if not self._due(pair, now):
+        if not self._due(pair, asyncio.get_running_loop().time()):
             return
-        pair.quarantined = False
         model = self._models.get(pair.prefill, "")
         prober = _Prober(self._shared, self._policy, model, self._probing[pair.decode])
         found = await prober.probe(pair)
-        if self._shared.fleet.pairs[key] is not pair or pair.quarantined:
-            return  # one of the two was restarted meanwhile, or something worse is known
+        if self._shared.fleet.pairs[key] is not pair or pair.final:
+            return  # one of the two was restarted meanwhile, or is known to give wrong answers
         pair.moves_kv, pair.why, pair.final = found.moves_kv, found.why, found.final
         pair.verdict = "no_reuse" if found.why else "ok"
         pair.again_at = asyncio.get_running_loop().time() + found.again_s
@@ -204,7 +204,6 @@ class Watcher:
 
     def _note(self, pair: Pair) -> None:
         key = (pair.prefill, pair.decode)
-        self._shared.metrics.pair_ok.labels(*key).set(pair.verdict == "ok")
         if pair.verdict == "ok":
             log.info("pair %s × %s proven: blocks move both ways", *key)
         else:
@@ -215,8 +214,10 @@ class Watcher:
         """Let go of what has expired, and count what is kept."""
         now = time.monotonic()
         for handle in await self._shared.store.take_expired(now):
-            self._shared.metrics.releases.labels("expired").inc()
             log.info("conv=%s: handle expired", one_line(handle.conversation.key))
+            if now - handle.deadline < _SURELY_HELD_S:
+                # Decode's own TTL may be far longer than the router's.
+                let_go(self._shared, handle, "expired")
         totals = await self._shared.store.totals()
         for url in self._shared.fleet.decode:
             total = totals.get(url, Total())
@@ -239,12 +240,14 @@ class _Found:
 
     Attributes:
         again_s: seconds until it is worth to look again.
+        lost: the handle may still be read, so it must not be given back.
     """
 
     moves_kv: bool
     why: str
     final: bool = False
     again_s: float = _REPROBE_S
+    lost: bool = False
 
 
 class _Prober:
@@ -285,7 +288,7 @@ class _Prober:
         if handle is None or not is_handle(handle):
             return _Found(True, f"decode returned no handle: {_FLAG} is not true there")
         found = await self._back(pair, ids, handle, block_size)
-        if found.why and not found.final:
+        if found.why and not found.lost:
             await self._give_back(pair, handle, ids)
         return found
 
@@ -308,7 +311,7 @@ class _Prober:
         if await self._ignores_handles(pair, ids):
             why = f"prefill does nothing with a handle: {_FLAG} is not true there"
             return _Found(True, why, again_s=_LONG_S)
-        return await self._pull(pair, ids, match.trim(handle, tokens, block_size))
+        return await self._pull(pair, ids, for_pull(handle, tokens, block_size))
 
     async def _ignores_handles(self, pair: Pair, ids: list[int]) -> bool:
         """Whether prefill surely has the flag off, asked in a way that cannot hang (FACTS T7).
@@ -342,14 +345,23 @@ class _Prober:
         )  # fmt: skip
         if isinstance(third, Failure):
             if third.kind == "timeout":
-                # Each such request keeps its blocks, and a core busy, until prefill restarts.
-                why = f"prefill never answers a request with a handle: {_FLAG} is not true there"
-                return _Found(True, why, final=True)
+                return await self._silent(pair, ids)
             return _Found(True, f"prefill could not pull decode's blocks{_because(third)}")
         pulled, tokens = _kv(third) or {}, params["remote_num_tokens"]
         if pulled.get("remote_prefill_cached_tokens", tokens) != tokens:
             return _Found(True, "prefill pulled nothing of what decode offered")
         return _Found(True, "")
+
+    async def _silent(self, pair: Pair, ids: list[int]) -> _Found:
+        """Tell a prefill server that never answers handles from one that has much to do."""
+        plain = await self._ask(
+            pair.prefill, ids[:3], 1, {}, self._salts[1], limit=self._policy.reuse_base
+        )
+        if isinstance(plain, Failure) and plain.kind == "timeout":
+            return _Found(True, "prefill is too busy to tell whether it pulls", lost=True)
+        # Each such request keeps its blocks, and a core busy, until prefill restarts.
+        why = f"prefill never answers a request with a handle: {_FLAG} is not true there"
+        return _Found(True, why, final=True, lost=True)
 
     async def _give_back(self, pair: Pair, handle: dict[str, Any], ids: list[int]) -> None:
         """Free what decode holds for nothing; where it was pulled after all, this does nothing."""
@@ -383,7 +395,7 @@ class _Prober:
         url: str,
         ids: list[int],
         max_tokens: int,
-        kv: dict[str, Any],
+        kv: Mapping[str, Any],
         salt: str,
         limit: float | None = None,
     ) -> Answer | Failure:
@@ -394,14 +406,24 @@ class _Prober:
             "temperature": 0,
             "ignore_eos": True,
             "cache_salt": salt,
-            "kv_transfer_params": kv,
+            "kv_transfer_params": dict(kv),
         }
-        return await self._shared.engines.post_json(
+        result = await self._shared.engines.post_json(
             f"{url}/v1/completions",
             body,
             limit=limit or self._shared.limits.prefill_base,
             headers={},
         )
+        return _streamed(result) or result
+
+
+def _streamed(result: Answer | Failure) -> Answer | None:
+    """The handle in an answer that was streamed though nobody asked for that, as proxies do."""
+    if isinstance(result, Answer) or not result.content_type.startswith("text/event-stream"):
+        return None
+    cleaner = StreamCleaner(ClientWants(False, False), None, hold_end=False)
+    cleaner.feed_all(SseSplitter().feed(result.body))
+    return None if cleaner.harvest.failed else Answer({"kv_transfer_params": cleaner.harvest.kv}, 0)
 
 
 def _first_model(body: bytes) -> str | None:

@@ -15,7 +15,10 @@ class RouterSettings:
         ttl: seconds for which a handle is offered; must be below decode's own TTL (FACTS T1).
         threshold: fewer reusable tokens than this are recomputed.
         reuse_share: share of conversations for which reuse is on, 0 to 1.
+        store: `memory`, or the URL of a store that routers share; may hold a password.
+        deployment: routers of one name share handles.
         audit_share: share of the turns that reuse which are compared with cold runs.
+        tenant_salt: requests get a `cache_salt` of their tenant's own.
         audit_floor: nats below which a difference between them is never a breach.
         request_log: file to append one JSON line a request to; no contents are written.
         request_log_mib, request_log_keep: size at which it is put aside, and how many are kept so.
@@ -28,6 +31,9 @@ class RouterSettings:
     ttl: float = 450.0
     threshold: int = 64
     reuse_share: float = 1.0
+    store: str = field(default="memory", repr=False)
+    deployment: str = "default"
+    tenant_salt: bool = False
     audit_share: float = 0.0
     audit_floor: float = 0.5
     request_log: Path | None = None

@@ -9,15 +9,14 @@ CLAIMED ones are not in the store any more; what became of them is only counted.
 never used nor released again, since prefill may still be reading.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from pdctl.router import match
 from pdctl.router.handle import Conversation, Handle, Scope
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A FREE handle that a prompt might use, without its tokens.
 
     Attributes:
@@ -70,10 +69,17 @@ class Total(NamedTuple):
 
 
 class HandleStore(Protocol):
-    """The handles that are FREE. All methods may wait on a network, and none of them raises."""
+    """The handles that are FREE. All methods may wait on a network, and none of them raises.
+
+    Handles that come from anything but `take` are there to be released: they may be without their
+    tokens.
+    """
 
     async def put(self, handle: Handle) -> list[Handle]:
-        """Keep a handle. Returns those that had to go for it and should be released."""
+        """Keep a handle. Returns those that should be released.
+
+        That is what had to go for it, or itself when it surely was not kept.
+        """
         ...
 
     async def knows(self, scope: Scope, conversation: Conversation) -> bool:
@@ -96,12 +102,14 @@ class HandleStore(Protocol):
         """Take the least worthy handles of a decode server, until `tokens` pinned ones are free."""
         ...
 
-    async def take_all(self, tenant: str | None = None) -> list[Handle]:
-        """Take every handle, or every one of a tenant."""
+    async def take_all(
+        self, wanted: Callable[[str, Conversation], bool] = lambda tenant, conversation: True
+    ) -> list[Handle]:
+        """Take every handle whose tenant and conversation are wanted."""
         ...
 
     async def take_expired(self, now: float) -> list[Handle]:
-        """Take the handles whose deadline has passed; their blocks need no release."""
+        """Take the handles whose deadline has passed."""
         ...
 
     async def forget_engine(self, decode: str, keep_start: str | None = None) -> int:

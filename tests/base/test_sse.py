@@ -55,3 +55,18 @@ def _seconds(count: int) -> float:
 def test_a_chunk_of_many_events_costs_what_its_bytes_do() -> None:
     # Eight times the events is eight times the work; searched to the end each time it was 64.
     assert _seconds(4000) < 24 * _seconds(500)
+
+
+@given(st.lists(st.integers(0, len(RAW)), max_size=12), st.integers(0, 5))
+def test_events_may_be_taken_one_by_one(cuts: list[int], single: int) -> None:
+    places = [0, *sorted(cuts), len(RAW)]
+    splitter, got = SseSplitter(), []
+    for begin, end in itertools.pairwise(places):
+        if len(got) < single:
+            splitter.push(RAW[begin:end])
+            while len(got) < single and (event := splitter.pop()) is not None:
+                got.append(event)
+        else:
+            got += splitter.feed(RAW[begin:end])
+    assert got + splitter.feed(b"") == EVENTS
+    assert splitter.take_rest() == splitter.rest() == b""

@@ -37,6 +37,11 @@ def test_options_become_settings(told: dict[str, Any]) -> None:
     assert (settings.prefill, settings.decode) == (("http://p:1",), ("http://d:2",))
     assert (settings.ttl, settings.threshold, settings.reuse_share) == (420.0, 9, 0.5)
     assert settings.limits.idle == 3.0
+    assert (settings.store, settings.deployment) == ("memory", "default")
+    assert router("--store", "valkey://:pw@h/1", "--deployment", "prod").exit_code == ExitCode.OK
+    settings = told["settings"]
+    assert (settings.store, settings.deployment) == ("valkey://:pw@h/1", "prod")
+    assert "pw" not in repr(settings)
 
 
 def test_keys_come_from_files(told: dict[str, Any], tmp_path: Path) -> None:
@@ -45,7 +50,7 @@ def test_keys_come_from_files(told: dict[str, Any], tmp_path: Path) -> None:
     clients.write_text("# ours\nteam: sk-a\n")
     assert router("--engine-key-file", str(engine), "--api-keys", str(clients)).exit_code == 0
     assert told["key"] == "sk-engine"
-    assert told["api_keys"].tenant_of("Bearer sk-a") == "team"
+    assert told["key_file"].keys.tenant_of("Bearer sk-a") == "team"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,8 @@ def test_keys_come_from_files(told: dict[str, Any], tmp_path: Path) -> None:
         (("--ttl", "1:30"), ExitCode.USAGE, "--ttl: `1:30` is not a duration"),
         (("--limit", "idle"), ExitCode.USAGE, "`idle` is not a limit"),
         (("--limit", "idle=soon"), ExitCode.USAGE, "idle: "),
-        (("--store", "redis://r"), ExitCode.USAGE, "not a store that this version has"),
+        (("--store", "disk"), ExitCode.USAGE, "this is not the URL of a store"),
+        (("--store", "redis://:pw@h/x"), ExitCode.USAGE, "expected: memory or redis://"),
         (("--decode", "d:2"), ExitCode.USAGE, "`d:2` is not a URL of an engine"),
         (("--decode", "http://d:2/"), ExitCode.USAGE, "an engine is named twice"),
         (("--decode", "http://p:1"), ExitCode.USAGE, "an engine is named twice"),
@@ -65,7 +71,11 @@ def test_keys_come_from_files(told: dict[str, Any], tmp_path: Path) -> None:
         (("--port", "99999"), ExitCode.USAGE, "--port"),
         (("--threshold", "-1"), ExitCode.USAGE, "--threshold"),
         (("--limit", "body_mib=inf"), ExitCode.USAGE, "body_mib: "),
-        (("--api-keys", "/nowhere"), ExitCode.NOT_FOUND, "cannot read a file of keys"),
+        (("--api-keys", "/nowhere"), ExitCode.NOT_FOUND, "cannot read the API keys"),
+        (("--api-keys", "/dev/null"), ExitCode.USAGE, "no API key in the file"),
+        (("--host", "0.0.0.0"), ExitCode.USAGE, "`0.0.0.0` is reachable from elsewhere"),
+        (("--host", "::"), ExitCode.USAGE, "`::` is reachable from elsewhere"),
+        (("--tenant-salt",), ExitCode.USAGE, "there are no tenants to keep apart"),
         (("--engine-key-file", "/dev/null"), ExitCode.NOT_FOUND, "a file of keys is empty"),
     ],
 )
@@ -77,6 +87,20 @@ def test_what_makes_no_sense_is_refused(
     assert said in result.stderr
 
 
+def test_off_loopback_it_wants_keys_or_a_word(told: dict[str, Any], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("team:sk-a\n")
+    for options in (
+        ("--host", "0.0.0.0", "--api-keys", str(keys), "--tenant-salt"),
+        ("--host", "0.0.0.0", "--allow-unauthenticated"),
+        ("--host", "::1"),
+        ("--host", "localhost"),
+    ):
+        told.clear()
+        assert router(*options).exit_code == ExitCode.OK
+        assert told["settings"].tenant_salt is ("--tenant-salt" in options)
+
+
 def test_where_it_cannot_listen_is_said() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -86,7 +110,7 @@ def test_where_it_cannot_listen_is_said() -> None:
     assert result.exit_code == ExitCode.TRY_AGAIN
     assert "the router cannot listen: Address already in use" in result.stderr
     assert f"127.0.0.1:{port}" in result.stderr
-    result = router("--host", "nonsense.invalid")
+    result = router("--host", "nonsense.invalid", "--allow-unauthenticated")
     assert result.exit_code == ExitCode.TRY_AGAIN
     assert "Traceback" not in result.stderr
 

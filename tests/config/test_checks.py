@@ -249,6 +249,11 @@ ROUTER = {
         "(set `api_keys_file`, or `allow_unauthenticated: true`)"
     ],
     "router: {host: 0.0.0.0, api_keys_file: k}": [],
+    "router: {tenant_salt: true, api_keys_file: k}": [],
+    "router: {tenant_salt: true}": [
+        "4:23 router.tenant_salt: has no effect without API keys, which tell tenants apart "
+        "(set `api_keys_file`, or remove it)"
+    ],
     "router: {host: 0.0.0.0, allow_unauthenticated: true}": [],
     "router: {host: 127.0.0.2}": [],
     "router: {host: '::1'}": [],
@@ -293,5 +298,5 @@ def test_stores(store: str) -> None:
 def test_stores_that_are_none(store: str) -> None:
     assert lines(local("", f"router: {{store: '{store}'}}")) == [
         f'4:17 router.store: found the text "{store}", expected `memory` or '
-        "`redis://host:port/db` (`rediss://` for TLS)"
+        "`redis://host:port/db` (`rediss://` for TLS; `valkey://` too)"
     ]

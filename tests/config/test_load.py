@@ -122,7 +122,7 @@ VALUES = {
     "router: {host: 'http://x'}": 'router.host: found the text "http://x", '
     "expected a host name or IP address, without user, port or scheme",
     "router: {store: localhost}": "router.store: found `localhost`, expected `memory` or "
-    "`redis://host:port/db` (`rediss://` for TLS)",
+    "`redis://host:port/db` (`rediss://` for TLS; `valkey://` too)",
     "router: {limits: {idle: 0}}": f"router.limits.idle: found the number 0, expected {DURATION}",
     "prefill: {gpu_memory_utilization: 95}": "prefill.gpu_memory_utilization: found the number 95, "
     "expected a number above 0 and at most 1",

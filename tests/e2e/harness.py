@@ -37,6 +37,7 @@ from pdctl.observe.metrics import scrape_engine
 from pdctl.observe.turns import Turn, TurnLimits, TurnRequest, send_turn
 from pdctl.render.check import load_checked
 from pdctl.render.model import Chosen, Deployment
+from pdctl.router.keys import parse_keys
 from pdctl.router.server import Router, serving
 from pdctl.router.settings import RouterSettings
 from pdctl.state.lock import hold
@@ -449,13 +450,19 @@ class Routed:
 
 @contextlib.asynccontextmanager
 async def routed(
-    pair: Pair, *, wait: float = 90.0, need_pair: bool = True, **settings: Any
+    pair: Pair,
+    *,
+    wait: float = 90.0,
+    need_pair: bool = True,
+    keys: Mapping[str, str] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Routed]:
     """Run a router over the pair, on a port of its own, until the block ends.
 
     Args:
         wait: seconds to wait until its probe is through, whatever it found.
         need_pair: fail when the probe did not prove reuse.
+        keys: API key by tenant; none: no key is needed.
         settings: fields of `RouterSettings`.
     """
     defaults: dict[str, Any] = {
@@ -466,21 +473,23 @@ async def routed(
         "threshold": pair.config.kv.recompute_threshold,
         "limits": pair.config.router.limits,
     }
-    router = Router(RouterSettings(**(defaults | settings)))
+    lines = "\n".join(f"{tenant}:{key}" for tenant, key in (keys or {}).items())
+    api_keys = parse_keys(lines, "keys") if keys else None
+    router = Router(RouterSettings(**(defaults | settings)), api_keys=api_keys)
     async with serving(router) as url:
         if wait:
-            await _probed(url, wait, need_pair)
+            await _probed(url, wait, need_pair, key=next(iter((keys or {}).values()), None))
         at = Endpoint("router-0", "router", "localhost", url)
         yield Routed(url, router, dataclasses.replace(pair.endpoints, router=at), pair)
 
 
-async def _probed(url: str, limit: float, need_pair: bool) -> None:
+async def _probed(url: str, limit: float, need_pair: bool, key: str | None) -> None:
     async with aiohttp.ClientSession() as session:
         try:
             async with asyncio.timeout(limit):
                 while True:
                     endpoint = Endpoint("router-0", "router", "localhost", url)
-                    facts = await read_router(session, endpoint, None, 5.0)
+                    facts = await read_router(session, endpoint, key, 5.0)
                     reasons = {pair.reason for pair in facts.pairs}
                     if facts.pairs and not reasons & {"not probed yet", "probe did not finish"}:
                         break

@@ -17,13 +17,14 @@ from tests.e2e.test_cli_real import UP_LIMIT_S, Person, runs
 SOURCE_ENV = "PDCTL_EXAMPLE_SOURCE"
 SOURCE = os.environ.get(SOURCE_ENV)
 
+NO_SOURCE = (
+    f"upstream's file is not in this repository: {SOURCE_ENV} names vLLM's source "
+    "distribution (.tar.gz), a checkout or disagg_proxy_multiturn.py"
+)
+
 pytestmark = [
     pytest.mark.timeout(UP_LIMIT_S),
-    pytest.mark.skipif(
-        SOURCE is None,
-        reason=f"upstream's file is not in this repository: {SOURCE_ENV} names vLLM's source "
-        "distribution (.tar.gz), a checkout or disagg_proxy_multiturn.py",
-    ),
+    pytest.mark.skipif(SOURCE is None, reason=NO_SOURCE),
 ]
 
 

@@ -43,6 +43,7 @@ class FakeEngine:
     block_size: int = 16
     max_model_len: int = 4096
     usage: float = 0.0
+    lost: float = 0.0
     running: int = 0
     pulled: int | None = 0
     external: int = 0
@@ -109,7 +110,11 @@ class FakeEngine:
         self.completions.append(body)
         kv = body.get("kv_transfer_params") or {}
         answer: dict[str, Any] = {"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]}
+        if self.role == "prefill" and kv.get("do_remote_decode") and not kv.get("remote_block_ids"):
+            answer["kv_transfer_params"] = {"do_remote_prefill": True, "remote_block_ids": [[7]]}
         if self.role == "decode" and kv and self.bidirectional:
+            # Blocks that did not come from prefill are pinned too, and never free again.
+            self.lost += 0 if kv.get("do_remote_prefill") else 0.25
             self.usage += 0.25
             answer["kv_transfer_params"] = {
                 "do_remote_decode": True,
@@ -118,10 +123,10 @@ class FakeEngine:
             }
         if body.get("use_beam_search"):
             # A rejected request frees the blocks that it was to pull, whatever the flag.
-            PEERS[self].usage = 0.0
+            PEERS[self].usage = PEERS[self].lost
             return web.json_response({"error": {"message": "no beam search"}}, status=400)
         if kv.get("remote_num_tokens") == 0 and self.bidirectional:
-            PEERS[self].usage = 0.0
+            PEERS[self].usage = PEERS[self].lost
         if not body.get("stream"):
             return web.json_response(answer)
         ids = answer_of(body["prompt"], body["max_tokens"])

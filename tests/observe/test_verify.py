@@ -193,7 +193,7 @@ async def test_prefill_flag_off_is_named_without_ever_sending_it_tokens_to_pull(
         "prefill runs with `bidirectional_kv_xfer` off; its probe of http://"
     )
     assert report.reason.endswith("found: prefill never answered")
-    released, given_back, step = prefill.completions
+    _, released, given_back, step = prefill.completions
     assert released["kv_transfer_params"]["remote_num_tokens"] == 0
     assert given_back["kv_transfer_params"]["do_remote_prefill"] is True
     assert given_back["use_beam_search"] is True

@@ -235,7 +235,9 @@ def test_a_dead_decode_hands_over_to_another() -> None:
     book = Playbook(fleet=a_fleet(decode=(D, other)))
     book.expect(Know, False)
     book.expect(Prefill, p_answer(PROMPT))
-    first = book.expect(OpenDecode, Failure(0, "unreachable", url=D)).url
+    assert isinstance(book.due, OpenDecode)
+    first = book.due.url
+    book.expect(OpenDecode, Failure(0, "unreachable", url=first))
     book.expect(Prefill, p_answer(PROMPT))
     assert book.expect(OpenDecode, Opened(200)).url != first
 
@@ -487,6 +489,18 @@ def test_a_wrong_name_costs_nothing() -> None:
     assert book.expect(Prefill, p_answer(NEXT, reused=9)).carries_handle
 
 
+def test_a_name_says_more_than_how_a_conversation_begins() -> None:
+    """Its system prompt was changed, or its history cut from the front."""
+    for share, carries in ((8, False), (12, True)):
+        prompt = [*LONG[:share], 1, 2, 3]
+        book = Playbook(a_request(conversation=Conversation("c1", "begins otherwise")))
+        old = a_handle(LONG, ANSWER)
+        book.finds(prompt, old)
+        if carries:
+            book.expect(Take, old)
+        assert book.expect(Prefill, p_answer(prompt)).carries_handle is carries
+
+
 def test_a_shared_system_prompt_does_not_cost_another_conversation_its_handle() -> None:
     prompt = [*LONG[:30], 1, 2, 3]
     for conversation in (ANOTHER, UNNAMED):
@@ -525,7 +539,7 @@ def test_what_a_store_says_is_checked_against_the_tokens_themselves() -> None:
     other = a_handle([*PROMPT[:5], 99], ANSWER)
     book.expect(Know, True)
     book.expect(Render, NEXT)
-    book.expect(Find, [replace(Found.of(other, ids(*NEXT)), equal=9)])
+    book.expect(Find, [Found.of(other, ids(*NEXT))._replace(equal=9)])
     book.expect(Take, other)
     leg = book.expect(Prefill, p_answer(NEXT, reused=5))
     assert leg.body["kv_transfer_params"]["remote_num_tokens"] == 5
@@ -536,7 +550,7 @@ def test_a_handle_whose_tokens_are_others_after_all_is_put_back() -> None:
     other = a_handle([99, *PROMPT[1:]], ANSWER)
     book.expect(Know, True)
     book.expect(Render, NEXT)
-    book.expect(Find, [replace(Found.of(other, ids(*NEXT)), equal=9)])
+    book.expect(Find, [Found.of(other, ids(*NEXT))._replace(equal=9)])
     book.expect(Take, other)
     assert book.expect(Keep, []).handle == other
     assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
@@ -572,7 +586,8 @@ def test_prefill_is_the_server_that_computed_the_conversation_before() -> None:
         fleet.prefixes.note(request.keys, known)
         book = Playbook(request, fleet=fleet)
         book.expect(Know, False)
-        assert book.expect(Prefill, p_answer(PROMPT)).url == known
+        leg = book.expect(Prefill, p_answer(PROMPT))
+        assert (leg.url, leg.prompt_tokens) == (known, 1)
 
 
 def test_only_a_prefill_that_is_proven_with_its_decode_gets_a_handle() -> None:

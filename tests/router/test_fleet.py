@@ -47,10 +47,15 @@ def test_engines_that_are_down_or_avoided_are_not_chosen() -> None:
     assert fleet.choose_decode(avoid=D) is None
 
 
-def test_equals_take_turns() -> None:
+def test_equals_get_equal_shares_also_when_each_request_asks_twice() -> None:
     fleet = fleet_of_three()
-    assert Counter(fleet.choose_prefill() for _ in range(30)) == dict.fromkeys(P, 10)
-    assert Counter(fleet.choose_decode() for _ in range(30)) == dict.fromkeys(D, 10)
+    for choose, urls in ((fleet.choose_prefill, P), (fleet.choose_decode, D)):
+        second: Counter[str | None] = Counter()
+        for _ in range(300):
+            choose()
+            second[choose()] += 1
+        assert set(second) == set(urls)
+        assert min(second.values()) > 50
 
 
 def test_a_conversation_stays_until_its_server_is_clearly_overloaded() -> None:
@@ -86,7 +91,7 @@ def test_a_server_without_room_for_those_who_wait_is_overloaded() -> None:
     assert fleet.choose_decode(hint=D[0], held=1000, tokens=1000) == D[0]
     fleet.decode[D[0]].waiting = 3
     assert fleet.choose_decode(hint=D[0], held=1000, tokens=1000) != D[0]
-    assert {fleet.choose_decode(tokens=1000) for _ in range(4)} == set(D[1:])
+    assert {fleet.choose_decode(tokens=1000) for _ in range(40)} == set(D[1:])
 
 
 def test_new_conversations_go_where_less_is_retained() -> None:
@@ -115,14 +120,29 @@ def test_a_pair_whose_blocks_do_not_arrive_is_the_last_choice() -> None:
     for d in D[:2]:
         pair = fleet.pairs[(P[0], d)]
         pair.moves_kv, pair.verdict = False, "no_reuse"
-    assert {fleet.choose_decode(prefill=P[0]) for _ in range(4)} == {D[2]}
+    assert {fleet.choose_decode(prefill=P[0]) for _ in range(40)} == {D[2]}
     assert fleet.choose_decode(prefill=P[0], hint=D[0], held=9000) == D[2]
     assert fleet.choose_decode(prefill=P[0], avoid=[D[2]]) in D[:2]
-    assert {fleet.choose_prefill() for _ in range(6)} == set(P)
+    assert {fleet.choose_prefill() for _ in range(60)} == set(P)
     pair = fleet.pairs[(P[0], D[2])]
     pair.moves_kv, pair.verdict = False, "no_reuse"
-    assert {fleet.choose_prefill() for _ in range(4)} == set(P[1:])
+    assert {fleet.choose_prefill() for _ in range(40)} == set(P[1:])
     assert fleet.choose_prefill(avoid=P[1:]) == P[0]
+
+
+def test_a_pair_that_waits_for_its_probe_gets_no_turn_while_there_is_another() -> None:
+    fleet = fleet_of_three()
+    fleet.engine_up(D[0], start="2", block_size=4)
+    assert {fleet.choose_decode(prefill=P[0]) for _ in range(60)} == set(D[1:])
+    assert fleet.choose_decode(prefill=P[0], hint=D[0], held=9000) != D[0]
+    assert fleet.choose_decode(prefill=P[0], avoid=D[1:]) == D[0]
+    fleet.engine_up(P[0], start="2", block_size=4)
+    assert {fleet.choose_prefill() for _ in range(60)} == set(P[1:])
+    # All wait when the router starts.
+    for url in (*P, *D):
+        fleet.engine_up(url, start="3", block_size=4)
+    assert {fleet.choose_prefill() for _ in range(60)} == set(P)
+    assert {fleet.choose_decode(prefill=P[0]) for _ in range(60)} == set(D)
 
 
 # The breaker.
@@ -205,9 +225,9 @@ def test_a_quarantine_ends_reuse_of_one_pair_and_a_restart_ends_it() -> None:
     assert fleet.reuse_starts(P[0], D[1], START, 0.0) is None
     # It still serves, cold.
     assert fleet.choose_decode(prefill=P[0], avoid=D[1:]) == D[0]
-    assert {fleet.choose_prefill() for _ in range(3)} == set(P)
+    assert {fleet.choose_prefill() for _ in range(60)} == set(P)
     fleet.engine_up(P[0], start="2", block_size=4)
-    assert not fleet.pairs[PAIR].quarantined
+    assert not fleet.pairs[PAIR].final
     assert fleet.pairs[PAIR].verdict == "unknown"
 
 
@@ -219,3 +239,18 @@ def test_a_prefill_server_that_restarted_has_no_prefixes() -> None:
     assert fleet.prefixes.known(prompt) == {P[0]: 500}
     fleet.engine_up(P[0], start="2", block_size=4)
     assert fleet.prefixes.known(prompt) == {}
+
+
+def test_a_refused_request_releases_where_the_engines_have_met() -> None:
+    fleet = fleet_of_three()
+    fleet.prefill[P[0]].version = "0.32.0"
+    assert fleet.releases_by_refusal(*PAIR)
+    assert not fleet.releases_by_refusal(P[0], "http://elsewhere")
+    # Prefill's flag is off: what it refuses still frees a handle, what it reads does not.
+    fleet.pairs[PAIR].verdict = "no_reuse"
+    assert fleet.releases_by_refusal(*PAIR)
+    fleet.prefill[P[0]].version = "0.31.2"
+    assert not fleet.releases_by_refusal(*PAIR)
+    fleet.engine_up(P[0], start="2", block_size=4)
+    fleet.prefill[P[0]].version = "0.33.0"
+    assert not fleet.releases_by_refusal(*PAIR)

@@ -3,10 +3,21 @@
 import json
 from typing import Any
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pdctl.base.sse import SseSplitter, data_of
-from pdctl.router.legs import ClientWants, StreamCleaner, clean_answer, error_of, only_names_role
+from pdctl.base.sse import SseSplitter, data_of, event_of
+from pdctl.router.legs import (
+    _WORDS,
+    ClientWants,
+    StreamCleaner,
+    clean_answer,
+    error_of,
+    only_names_role,
+    without_prompt_ids,
+)
 
 NO_EXTRAS = ClientWants(token_ids=False, usage=False)
 KV = {"do_remote_decode": True, "remote_block_ids": [[1]]}
@@ -161,3 +172,95 @@ def test_errors_in_the_first_event_are_seen() -> None:
     assert error_of(event(chunk({"content": "error"}))) is None
     assert error_of(b"data: [DONE]\n\n") is None
     assert error_of(b": ping\n\n") is None
+
+
+WORD = {"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": None}
+
+
+def as_engines_write(value: Any) -> bytes:
+    return event_of(orjson.dumps(value))
+
+
+STRINGS = st.text(min_size=1, max_size=8) | st.sampled_from(
+    ['"', "\\", '"token_ids":[1]', "é\n", "]}"]
+)
+
+
+@given(
+    content=STRINGS,
+    ids=st.none() | st.lists(st.integers(0, 2**31), max_size=3),
+    with_ids=st.booleans(),
+    more=st.sampled_from([{}, {"kv_transfer_params": None}, {"usage": None}]),
+    kind=st.sampled_from(["content", "reasoning", "text", "unknown"]),
+    wants_ids=st.booleans(),
+)
+def test_a_word_that_is_cut_is_as_if_it_had_been_parsed(
+    content: str,
+    ids: list[int] | None,
+    with_ids: bool,
+    more: dict[str, Any],
+    kind: str,
+    wants_ids: bool,
+) -> None:
+    says = {"text": content} if kind == "text" else {"delta": {kind: content}}
+    choice = {"index": 0, **says, "logprobs": None, "finish_reason": None}
+    if with_ids:
+        choice["token_ids"] = ids
+    sent = {"id": "x", "object": "o", "created": 1, "model": "m", "choices": [choice], **more}
+    raw = as_engines_write(sent)
+    assert bool(_WORDS.fullmatch(raw)) == (kind != "unknown")
+    wants = ClientWants(token_ids=wants_ids, usage=False)
+    cut, some, parsed = (StreamCleaner(wants, None, hold_end=True) for _ in range(3))
+    whole = event_of(orjson.dumps(parsed._clean(raw)))
+    assert cut.feed(raw) == whole
+    assert cut.harvest == parsed.harvest
+    parsed._clean(raw)
+    assert some.feed_some(raw * 2 + raw[:9]) + some.feed_some(raw[9:]) == whole * 3
+    parsed._clean(raw)
+    assert some.harvest == parsed.harvest
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": None},
+        {"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": "stop"},
+        {"index": 0, "delta": {"content": "a"}, "logprobs": {}, "finish_reason": None},
+        {"index": 0, "delta": {"role": "a"}, "logprobs": None, "finish_reason": None},
+    ],
+)
+def test_what_is_more_or_less_than_a_word_is_parsed(choice: dict[str, Any]) -> None:
+    head = {"id": "x", "object": "o", "created": 1, "model": "m"}
+    assert not _WORDS.fullmatch(as_engines_write(head | {"choices": [choice]}))
+
+
+def test_long_lists_of_prompt_ids_are_cut_out() -> None:
+    role = chunk({"role": "assistant", "content": '"prompt_token_ids":[1]'})
+    assert without_prompt_ids(
+        as_engines_write(role | {"prompt_token_ids": [1, 2]})
+    ) == as_engines_write(role | {"prompt_token_ids": None})
+    for odd in ([[1], 2], ["]"], None):
+        raw = as_engines_write(role | {"prompt_token_ids": odd})
+        assert without_prompt_ids(raw) == raw
+
+
+def test_words_behind_the_end_wait_with_it() -> None:
+    cleaner = StreamCleaner(NO_EXTRAS, None, hold_end=True)
+    word = as_engines_write(
+        {"id": "x", "object": "o", "created": 1, "model": "m", "choices": [WORD]}
+    )
+    assert _WORDS.fullmatch(word)
+    assert cleaner.feed_all([word, event(chunk({"content": "!"}, "stop")), word]) == word
+    assert cleaner.tail().endswith(word)
+
+
+def test_a_stream_that_came_whole_with_its_first_words_is_passed_on_whole() -> None:
+    """So much that it is not taken for a piece, and nothing comes after it."""
+    word = event_of(orjson.dumps({"choices": [{"index": 0, "delta": {"content": "x" * 100}}]}))
+    splitter = SseSplitter()
+    splitter.push(word * 300)
+    first = splitter.pop()
+    assert first is not None
+    cleaner = StreamCleaner(ClientWants(False, False), None, hold_end=False, splitter=splitter)
+    assert cleaner.feed_all([first]) + cleaner.feed_some(b"") == word * 300
+    assert splitter.rest() == b""

@@ -6,10 +6,8 @@ from hypothesis import strategies as st
 from pdctl.router.match import (
     common_prefix,
     covers,
-    release_params,
     retained,
     reusable_tokens,
-    trim,
 )
 from tests.router.playbook import d_params, ids
 
@@ -41,28 +39,6 @@ def test_only_equal_tokens_with_certain_kv_are_reused(
     assert count <= max(len(prompt), len(prompt) + len(generated) - 1)
     if billed != len(generated):
         assert count <= len(prompt)
-
-
-@given(st.integers(1, 200), st.integers(1, 64))
-def test_trimmed_blocks_are_just_enough(tokens: int, block_size: int):
-    params = d_params(200) | {"remote_block_ids": [list(range(1000))]}
-    blocks = trim(params, tokens, block_size)["remote_block_ids"][0]
-    assert (len(blocks) - 1) * block_size < tokens <= len(blocks) * block_size
-    assert blocks == list(range(len(blocks)))
-
-
-def test_trim_leaves_the_original_alone():
-    params = d_params(9)
-    before = {**params, "remote_block_ids": [list(params["remote_block_ids"][0])]}
-    trim(params, 1, 4)
-    assert params == before
-
-
-def test_release_pulls_nothing():
-    released = release_params(d_params(9))
-    assert released["remote_num_tokens"] == 0
-    assert released["remote_request_id"] == "d1"
-    assert released["do_remote_decode"] is True
 
 
 def test_fewer_blocks_than_tokens_need_means_another_block_size():

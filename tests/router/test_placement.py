@@ -121,6 +121,7 @@ class Simulation:
 
     def __init__(self, *, sticky: bool = False, seed: int = 1) -> None:
         self.fleet: Fleet = a_fleet(prefill=P, decode=D)
+        self.fleet._random.seed(seed)
         for url in P:
             self.fleet.prefixes.room[url] = P_CACHE
         for url in D:

@@ -91,6 +91,31 @@ async def test_where_decode_is_busy_the_pull_tells_within_its_limit() -> None:
         assert p.asked == asked
 
 
+async def test_a_prefill_that_is_slow_with_everything_is_asked_again_later() -> None:
+    p, d = FakeEngine("prefill"), FakeEngine("decode")
+
+    async def busy(request: web.Request, body: dict[str, Any]) -> None:
+        # From the pull on, whatever comes.
+        kv = body.get("kv_transfer_params") or {}
+        if p.pulls or (kv.get("remote_num_tokens") and not body.get("use_beam_search")):
+            p.pulls.append(0)
+            await asyncio.sleep(3600)
+
+    p.fault = busy
+    async with watched(p, d) as router:
+        await router.watcher.look()
+        pair = a_pair(router)
+        assert (pair.verdict, pair.final) == ("no_reuse", False)
+        assert pair.why == "prefill is too busy to tell whether it pulls"
+        # It may be read yet.
+        assert len(d.held) == 1
+        assert not any(body.get("use_beam_search") for body in p.seen[-2:])
+        p.fault = None
+        pair.again_at = 0.0
+        await router.watcher.look()
+        assert pair.verdict == "ok"
+
+
 async def test_a_prefill_that_was_proven_once_is_not_asked_for_its_flag_again() -> None:
     p = FakeEngine("prefill")
     d, other = FakeEngine("decode", blocks=1000), FakeEngine("decode", blocks=1000)
@@ -164,23 +189,22 @@ async def test_a_probe_that_ends_behind_a_restart_says_nothing() -> None:
 # Quarantine.
 
 
-async def test_a_quarantine_lasts_and_a_probe_does_not_lift_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with watched(FakeEngine("prefill"), FakeEngine("decode")) as router:
+async def test_a_quarantine_lasts_until_a_restart_and_no_probe_lifts_it() -> None:
+    d = FakeEngine("decode", started=1.75e9)
+    async with watched(FakeEngine("prefill"), d) as router:
         await router.watcher.look()
         pair = a_pair(router)
-        pair.again_at = 0.0
+        ok = router.shared.metrics.pair_ok.labels(pair.prefill, pair.decode)
+        assert ok._value.get() == 1
         router.shared.fleet.quarantine(pair.prefill, pair.decode, "other logprobs")
-        await router.watcher.look()
+        pair.again_at = 0.0
         await router.watcher.look()
         assert (pair.verdict, pair.why) == ("no_reuse", "other logprobs")
-        assert pair.again_at > asyncio.get_running_loop().time() + 500
-        ok = router.shared.metrics.pair_ok.labels(pair.prefill, pair.decode)
         assert ok._value.get() == 0
-        pair.again_at = 0.0
+        d.started = 1.75e9 + 60
         await router.watcher.look()
-        assert (pair.verdict, pair.quarantined) == ("ok", False)
+        assert a_pair(router).verdict == "ok"
+        assert ok._value.get() == 1
 
 
 async def test_a_quarantine_while_a_probe_runs_stands() -> None:
@@ -206,6 +230,8 @@ async def test_the_watch_reads_room_use_and_queue() -> None:
         decode = fleet.decode[d.url]
         assert (decode.capacity_tokens, decode.kv_usage, decode.waiting) == (4000, 0.1, 4)
         assert decode.others == 400
+        told = (await router.state())["engines"][1]
+        assert (told["capacity_tokens"], told["kv_usage"], told["waiting"]) == (4000, 0.1, 4)
         assert fleet.prefixes.room == {p.url: 2000}
 
 

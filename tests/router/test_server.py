@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from pdctl.config.model import RouterLimits
-from pdctl.router.keys import ApiKeys, parse_keys
+from pdctl.router.keys import ApiKeys, KeyFile, parse_keys
 from pdctl.router.server import Router, serving
 from pdctl.router.settings import RouterSettings
 from tests.router.fake import FakeEngine, error, running
@@ -54,6 +54,7 @@ async def world(
     p: FakeEngine | None = None,
     d: FakeEngine | None = None,
     api_keys: ApiKeys | None = None,
+    key_file: KeyFile | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
     d = d or FakeEngine("decode")
@@ -70,6 +71,7 @@ async def world(
                 **settings,
             ),
             api_keys=api_keys,
+            key_file=key_file,
         )
         async with serving(router) as url:
             await router.watcher.look()
@@ -365,6 +367,15 @@ async def test_data_parallel_ranks_are_not_restarts() -> None:
         w.d.start_id = "e_dp1"
         await w.ask([user(LONG)], conversation_id="b")
         assert (await w.router.state())["handles"] == 2
+
+
+async def test_a_handle_that_expires_is_given_back() -> None:
+    """Decode's own TTL may be far longer; until then nobody could reach those blocks."""
+    async with world(ttl=0.05) as w:
+        await w.ask([user(LONG)])
+        await w.until(lambda: not w.d.held)
+        assert len(w.p.released) == 1
+        assert (await w.router.state())["handles"] == 0
 
 
 async def test_a_handle_is_not_offered_after_the_ttl() -> None:

@@ -1,0 +1,324 @@
+import asyncio
+import gzip
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdctl.config.model import RouterLimits
+from pdctl.router import wire
+from pdctl.router.engines import Engines
+from pdctl.router.wire import BadAnswerError, Chunks, Client, HungUpError, read_head
+
+OK = b"HTTP/1.1 200 OK\r\n"
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def chunked(*parts: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+@given(
+    parts=st.lists(st.binary(min_size=1, max_size=40), max_size=6),
+    cuts=st.lists(st.integers(0, 300), max_size=8),
+)
+def test_chunks_are_the_same_under_any_cutting(parts: list[bytes], cuts: list[int]) -> None:
+    raw = chunked(*parts) + b"extra"
+    edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
+    chunks, got = Chunks(), b""
+    for begin, end in itertools.pairwise(edges):
+        if chunks.done:
+            break
+        got += chunks.feed(raw[begin:end])
+    assert chunks.done
+    assert got == b"".join(parts)
+
+
+def test_what_follows_the_chunks_is_told() -> None:
+    chunks = Chunks()
+    assert chunks.feed(b"2;name=value\r\nab\r\n0\r\nTrailer: x\r\n\r\nmore") == b"ab"
+    assert (chunks.done, chunks.extra) == (True, b"more")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"xyz\r\n", b"-1\r\n", b"0x2\r\nab", b"2\r\nabc\r\n", b"\r\n\r\n\r\n"]
+)
+def test_bad_chunks_are_refused(raw: bytes) -> None:
+    with pytest.raises(BadAnswerError):
+        Chunks().feed(raw)
+
+
+def test_a_chunk_arrives_before_it_is_whole() -> None:
+    chunks = Chunks()
+    assert chunks.feed(b"a\r\n12345") == b"12345"
+    assert chunks.feed(b"67890") == b"67890"
+    assert not chunks.done
+
+
+def test_a_head_is_read() -> None:
+    head = OK.rstrip() + b"\r\nContent-Type: text/plain; x=\xc3\xa9 \r\nX-A:\r\nx-a: 2"
+    assert read_head(head) == (200, True, {"content-type": "text/plain; x=é", "x-a": "2"})
+    assert read_head(b"HTTP/1.0 503")[:2] == (503, False)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"HTTP/2 200 OK",
+        b"HTTP/1.1 2000 OK",
+        OK + b"no field",
+        OK + b" folded: x",
+        OK + b"a b: c",
+        OK + b"Content-Length: 1\r\nContent-Length: 2",
+    ],
+)
+def test_what_is_no_head_is_refused(head: bytes) -> None:
+    with pytest.raises(BadAnswerError):
+        read_head(head)
+
+
+class Engine:
+    """A server that follows a script, once a connection."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.connections = 0
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            await self.script(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+async def request(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    for line in head.split(b"\r\n"):
+        if line.lower().startswith(b"content-length:"):
+            head += await reader.readexactly(int(line.split(b":")[1]))
+    return head
+
+
+def answers(*raw: bytes, stay: bool = True) -> Script:
+    """Answers each request with the next of these."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in raw:
+            await request(reader)
+            writer.write(answer)
+        if stay:
+            await reader.read()
+
+    return script
+
+
+@asynccontextmanager
+async def engine(script: Script) -> AsyncIterator[tuple[Engine, Client]]:
+    it = Engine(script)
+    server = await asyncio.start_server(it.serve, "127.0.0.1", 0)
+    it.url = "http://127.0.0.1:%d" % server.sockets[0].getsockname()[1]  # noqa: UP031
+    client = Client(connect=5)
+    try:
+        yield it, client
+    finally:
+        client.close()
+        server.close()
+
+
+async def fetch(
+    it: Engine, client: Client, method: str = "GET", body: bytes | None = None
+) -> bytes:
+    async with asyncio.timeout(5):
+        response = await client.send(method, f"{it.url}/x", body, {})
+        return await response.read()
+
+
+@pytest.mark.parametrize(
+    ("raw", "body"),
+    [
+        (OK + b"Content-Length: 3\r\n\r\nabc", b"abc"),
+        (OK + b"Content-Length: 0\r\n\r\n", b""),
+        (OK + b"Transfer-Encoding: Chunked\r\n\r\n" + chunked(b"ab", b"c"), b"abc"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\nx", b"x"),
+        (
+            OK + b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + chunked(gzip.compress(b"abc")),
+            b"abc",
+        ),
+    ],
+)  # fmt: skip
+async def test_bodies_are_read_and_the_connection_is_kept(raw: bytes, body: bytes) -> None:
+    async with engine(answers(raw, raw)) as (it, client):
+        assert await fetch(it, client) == body
+        assert await fetch(it, client) == body
+        assert it.connections == 1
+
+
+async def test_a_body_may_end_with_its_connection() -> None:
+    async with engine(answers(OK + b"\r\nabc", stay=False)) as (it, client):
+        assert await fetch(it, client) == b"abc"
+        assert await fetch(it, client) == b"abc"
+        assert it.connections == 2
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        OK + b"Content-Length: 1\r\nConnection: close\r\n\r\nx",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx",
+        OK + b"Content-Length: 1\r\n\r\nx and more",
+    ],
+)
+async def test_what_may_not_be_asked_again_is_not(raw: bytes) -> None:
+    async with engine(answers(raw, raw)) as (it, client):
+        assert await fetch(it, client) == b"x"
+        assert await fetch(it, client) == b"x"
+        assert it.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("raw", "error"),
+    [
+        (b"", HungUpError),
+        (b"220 smtp ready\r\n", BadAnswerError),
+        (OK + b"Content-Length: 5\r\n\r\nabc", HungUpError),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabc", HungUpError),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", BadAnswerError),
+        (OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n", BadAnswerError),
+        (OK + b"Content-Length: -1\r\n\r\n", BadAnswerError),
+        (OK + b"Content-Encoding: br\r\n\r\n", BadAnswerError),
+        (OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", BadAnswerError),
+        (OK + b"X: " + b"x" * 70_000, BadAnswerError),
+    ],
+)
+async def test_what_is_no_answer_is_an_error(raw: bytes, error: type[OSError]) -> None:
+    async with engine(answers(raw, stay=False)) as (it, client):
+        with pytest.raises(error):
+            await fetch(it, client)
+
+
+async def test_requests_go_out_as_they_are() -> None:
+    seen = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await request(reader))
+        writer.write(OK + b"Content-Length: 0\r\n\r\n")
+
+    async with engine(script) as (it, client):
+        response = await client.send("POST", f"{it.url}/a%2f?b=c", b"{}", {"X-A": "é"})
+        assert (await response.read(), response.status) == (b"", 200)
+        host = it.url.removeprefix("http://")
+    assert seen == [
+        f"POST /a%2f?b=c HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n"
+        "X-A: é\r\nContent-Length: 2\r\n\r\n{}".encode()
+    ]
+
+
+async def test_a_line_break_cannot_be_sent() -> None:
+    async with engine(answers()) as (it, client):
+        with pytest.raises(ValueError, match="line break"):
+            await client.send("GET", f"{it.url}/", None, {"X-A": "a\r\nX-B: b"})
+
+
+async def test_an_engine_that_closes_an_idle_connection_is_asked_on_another() -> None:
+    raw = OK + b"Content-Length: 1\r\n\r\nx"
+    async with engine(answers(raw, stay=False)) as (it, client):
+        assert await fetch(it, client) == b"x"
+        await asyncio.sleep(0.05)
+        assert await fetch(it, client) == b"x"
+        assert it.connections == 2
+
+
+async def test_what_was_idle_for_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = OK + b"Content-Length: 1\r\n\r\nx"
+    async with engine(answers(raw, raw)) as (it, client):
+        await fetch(it, client)
+        monkeypatch.setattr(wire, "_MOST_IDLE_S", 0.0)
+        await fetch(it, client)
+        assert it.connections == 2
+
+
+async def test_an_answer_that_is_left_ends_its_connection() -> None:
+    ended = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(OK + b"Content-Length: 10\r\n\r\nabc")
+        try:
+            await reader.read()
+        finally:
+            ended.set()
+
+    async with engine(script) as (it, client), asyncio.timeout(5):
+        response = await client.send("GET", f"{it.url}/x", None, {})
+        assert await response.read_some() == b"abc"
+        response.close()
+        await ended.wait()
+
+
+async def test_a_request_that_is_given_up_ends_its_connection() -> None:
+    ended = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.read()
+        except ConnectionError:
+            pass
+        finally:
+            ended.set()
+
+    async with engine(script) as (it, client), asyncio.timeout(5):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.send("GET", f"{it.url}/x", None, {})
+        await ended.wait()
+
+
+async def test_a_slow_reader_stops_the_engine_and_gets_everything() -> None:
+    written = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await request(reader)
+        writer.write(OK + b"Content-Length: %d\r\n\r\n" % (64 * 2**20))
+        for _ in range(64):
+            writer.write(b"x" * 2**20)
+            await writer.drain()
+            written += 1
+
+    async with engine(script) as (it, client), asyncio.timeout(20):
+        response = await client.send("GET", f"{it.url}/x", None, {})
+        await asyncio.sleep(0.3)
+        assert written < 32
+        assert len(await response.read()) == 64 * 2**20
+
+
+async def test_a_failed_read_keeps_what_had_come() -> None:
+    async with engine(answers(OK + b"Content-Length: 5\r\n\r\nabc")) as (it, client):
+        response = await client.send("GET", f"{it.url}/x", None, {})
+        assert await response.read_some() == b"abc"
+        asyncio.get_running_loop().call_later(0.01, response.fail, TimeoutError("late"))
+        with pytest.raises(TimeoutError, match="late"):
+            await response.read_some()
+
+
+async def test_nobody_there_is_an_error() -> None:
+    with pytest.raises(ConnectionRefusedError):
+        await Client(connect=5).send("GET", "http://127.0.0.1:1/x", None, {})
+
+
+def test_the_engines_key_takes_the_place_of_the_clients() -> None:
+    engines = Engines(RouterLimits(), "ours")
+    assert engines.headers({"authorization": "Bearer theirs", "accept": "*/*"}) == {
+        "authorization": "Bearer ours",
+        "accept": "*/*",
+    }
