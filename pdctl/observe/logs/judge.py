@@ -20,6 +20,8 @@ _FEW = 3
 _SKEW_S = 2.0
 """Times in logs are whole seconds, and lines are written a moment later than things happen."""
 _UNNAMED = ("", "-")
+_BEGUN_ALIKE = "~"
+"""How pdctl's router names a conversation without a name: by how it begins, as others may too."""
 _AT_ONCE = frozenset({"kv.read.declined", "engine.request.error", "nixl.transfer.failed"})
 """What an engine says of a request while the router waits for it, and neither before nor after."""
 
@@ -167,11 +169,17 @@ class Judge:
         talk = self._conversation(event)
         if "age" in event.fields:  # the example proxy's handle is gone now
             talk.spent, talk.kept = True, False
+        elif event.fields.get("retained") == "kept":
+            talk.kept = talk.ever_kept = True
+            talk.late = False
         return ()
 
     def _miss(self, event: Event) -> tuple[Signature, ...]:
         kind, why = self._kind_of_miss(event)
         event.fields["kind"] = kind
+        if event.fields.get("retained") == "kept":  # pdctl's router says it with the turn itself
+            talk = self._conversation(event)
+            talk.kept = talk.ever_kept = True
         if kind == "lost":
             event.fields["why"] = why
             event.severity = "degrade"
@@ -194,6 +202,8 @@ class Judge:
             return "late", ""
         if reason not in ("", "first_turn"):
             return "lost", reason
+        if event.fields["conversation"].startswith(_BEGUN_ALIKE) and reason:
+            return "first_turn", ""
         if not seen:
             return ("lost", "restarted") if key in self._before else ("first_turn", "")
         if reason:  # the handle of a turn that was kept is there no more

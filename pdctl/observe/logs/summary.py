@@ -240,6 +240,8 @@ class Summary:
                 hit = id == "router.cache.hit"
                 self.hit += hit
                 self.miss += not hit
+                if fields.get("ms", "None") != "None":
+                    self.prefill.add(int(fields["ms"]))
                 if not hit:
                     self.kinds[fields["kind"]] += 1
                 if event.ts is not None:

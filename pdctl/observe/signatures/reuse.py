@@ -9,8 +9,9 @@ _BOTH = "pdctl, and upstream's example proxy"
 _EXAMPLE = "upstream's example proxy"
 _LINE = r"^\[(?P<request>[^\]]*)\] conv=(?P<conversation>.*): cache "
 _OUR_TAIL = (
-    r"(?: \((?P<reason>\w+), reused=(?P<reused>\d+), prompt=(?P<prompt>\d+|None),"
-    r" retained=(?P<retained>\w+)(?:, retries=(?P<retries>[\w,]+))?\))?$"
+    r"(?: \((?P<reason>\w+), reused=(?P<reused>\d+), prompt=(?P<prompt>\d+|None)"
+    r"(?:, prefill=(?P<ms>\d+|None) ms)?, retained=(?P<retained>\w+)"
+    r"(?:, retries=(?P<retries>[\w,]+))?\))?$"
 )
 
 REUSE: tuple[Signature, ...] = (
@@ -37,8 +38,8 @@ REUSE: tuple[Signature, ...] = (
         literals=(": cache HIT", ROUTER_LITERAL),
         pattern=r"^(?:\[(?P<request>[^\]]*)\] )?conv=(?P<conversation>.*): cache HIT"
         r"(?: \((?:age=(?P<age>[\d.]+)s|(?P<reason>\w+), reused=(?P<reused>\d+),"
-        r" prompt=(?P<prompt>\d+|None), retained=(?P<retained>\w+)"
-        r"(?:, retries=(?P<retries>[\w,]+))?)\))?$",
+        r" prompt=(?P<prompt>\d+|None)(?:, prefill=(?P<ms>\d+|None) ms)?,"
+        r" retained=(?P<retained>\w+)(?:, retries=(?P<retries>[\w,]+))?)\))?$",
         severity="note",
         good=True,
         roles=_ROUTER,
@@ -386,6 +387,70 @@ REUSE: tuple[Signature, ...] = (
         meaning="Turns are served; `pdctl analyze` will not know of them.",
         fix=Fix("make room, or give the router's user the right to write there"),
         source="read: pdctl/router/requestlog.py",
+    ),
+    Signature(
+        id="router.store.failed",
+        title="the shared store does not answer",
+        literals=(ROUTER_LITERAL,),
+        pattern=r"^the store (?P<store>\S+) fails \((?P<why>.*)\): turns run cold$",
+        severity="degrade",
+        roles=_ROUTER,
+        versions=_OURS,
+        meaning="Handles cannot be looked up or kept: turns are right, and computed from the "
+        "beginning, until the store is back.",
+        fix=Fix("see that Redis or Valkey runs and is reached from the router (`router.store`)"),
+        source="read: pdctl/router/redis_store.py",
+    ),
+    Signature(
+        id="router.store.refused",
+        title="the shared store refuses an operation",
+        literals=(ROUTER_LITERAL,),
+        pattern=r"^the store (?P<store>\S+) refuses `(?P<operation>[^`]*)`: (?P<why>.*)$",
+        severity="degrade",
+        roles=_ROUTER,
+        versions=_OURS,
+        meaning="It answers and says no: out of memory, read-only, or no right to run scripts. "
+        "Turns run cold as far as they need it.",
+        fix=Fix("mend what the text names, in the store's own configuration"),
+        source="read: pdctl/router/redis_store.py",
+    ),
+    Signature(
+        id="router.store.reset",
+        title="the shared store was started anew, restored or failed over",
+        literals=(ROUTER_LITERAL,),
+        pattern=r"^the store (?P<store>\S+) was started anew, restored or failed over",
+        severity="note",
+        roles=_ROUTER,
+        versions=_OURS,
+        meaning="What it may have forgotten or brought back cannot be trusted, so all handles are "
+        "dropped; the next turn of every conversation is computed.",
+        fix=Fix("nothing, unless nobody did it"),
+        source="read: pdctl/router/redis_store.py",
+    ),
+    Signature(
+        id="router.store.up",
+        title="the shared store answers",
+        literals=(ROUTER_LITERAL,),
+        pattern=r"^the store (?P<store>\S+) is (?:there|back)$",
+        severity="note",
+        good=True,
+        roles=_ROUTER,
+        versions=_OURS,
+        meaning="Routers share their handles.",
+        fix=NOTHING,
+        source="read: pdctl/router/redis_store.py",
+    ),
+    Signature(
+        id="router.keys.broken",
+        title="the file of API keys cannot be read anew",
+        literals=(ROUTER_LITERAL,),
+        pattern=r"^the API keys stay as they were: (?P<why>.*)$",
+        severity="degrade",
+        roles=_ROUTER,
+        versions=_OURS,
+        meaning="Who had a key still has it, also one that was taken out of the file.",
+        fix=Fix("mend the file; the router reads it again by itself"),
+        source="read: pdctl/router/keys.py",
     ),
     Signature(
         id="router.files.few",

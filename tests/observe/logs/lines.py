@@ -34,13 +34,18 @@ POSITIVE: dict[str, list[str]] = {
     "router.cache.miss": [
         EXAMPLE + f"[{ID}] conv=conv-0: cache MISS",
         EXAMPLE + f"[{ID}] conv=: cache MISS",
+        OURS + f"[{ID}] conv=c1: cache MISS (first_turn, reused=0, prompt=300, prefill=88 ms, "
+        "retained=kept)",
+        OURS + f"[{ID}] conv=c1: cache MISS (prefill_down, reused=0, prompt=None, prefill=None ms, "
+        "retained=no, retries=prefill_status,other_decode)",
         OURS + f"[{ID}] conv=c1: cache MISS (first_turn, reused=0, prompt=300, retained=kept)",
-        OURS + f"[{ID}] conv=c1: cache MISS (prefill_down, reused=0, prompt=None, retained=no, "
-        "retries=prefill_status,other_decode)",
     ],
     "router.cache.hit": [
         EXAMPLE + "conv=conv-0: cache HIT (age=0.0s)",
-        OURS + f"[{ID}] conv=c1: cache HIT (continued, reused=448, prompt=700, retained=kept)",
+        OURS + f"[{ID}] conv=c1: cache HIT (continued, reused=448, prompt=700, prefill=9 ms, "
+        "retained=kept)",
+        OURS + f"[{ID}] conv=c1: cache HIT (edited, reused=448, prompt=700, retained=kept, "
+        "retries=decode_failed)",
     ],
     "router.prefill.done": [
         EXAMPLE + f"[{ID}] Prefill done in 102ms",
@@ -94,6 +99,22 @@ POSITIVE: dict[str, list[str]] = {
         OURS_ERR + "the request log /var/log/r.jsonl is not reopened: Permission denied",
         OURS_ERR + "the request log /var/log/r.jsonl grows on: Permission denied",
     ],
+    "router.store.failed": [
+        OURS_ERR + "the store redis://10.0.0.3:6379/0 fails (no answer within 0.5 s): turns run "
+        "cold",
+    ],
+    "router.store.refused": [
+        OURS_ERR + "the store redis://10.0.0.3:6379/0 refuses `put`: OOM command not allowed",
+    ],
+    "router.store.reset": [
+        OURS_WARN + "the store redis://10.0.0.3:6379/0 was started anew, restored or failed over: "
+        "no handle from before is used any more",
+    ],
+    "router.store.up": [
+        OURS + "the store redis://10.0.0.3:6379/0 is there",
+        OURS_WARN + "the store redis://10.0.0.3:6379/0 is back",
+    ],
+    "router.keys.broken": [OURS_ERR + "the API keys stay as they were: it has no key"],
     "router.files.few": [
         OURS_WARN + "this process may open 1024 files, too few for 1024 requests: raise `ulimit "
         "-n`",
@@ -351,6 +372,11 @@ NEAR: dict[str, list[str]] = {
     "router.requestlog.broken": [
         OURS_WARN + "the request log /var/log/r.jsonl goes on; 12 lines are lost"
     ],
+    "router.store.failed": [OURS + "the store redis://s fails"],
+    "router.store.refused": [OURS + "the store redis://s refuses nothing"],
+    "router.store.reset": [OURS + "the store redis://s was started"],
+    "router.store.up": [OURS + "the store redis://s is theirs"],
+    "router.keys.broken": [OURS + "12 API keys read from keys"],
     "router.files.few": [OURS + "this process may open many files"],
     "router.started": [OURS + "pdctl router stops", EXAMPLE + "Ready: no decode instances"],
     "router.upstream.error": ["httpx.HTTPStatusError: something else", "httpx.ReadTimeout"],

@@ -22,6 +22,7 @@ def miss(conversation: str, reason: str | None = None) -> str:
     return f"[r] conv={conversation}: cache MISS{tail}"
 
 
+NOT_KEPT = "[r] conv=a: cache MISS (first_turn, reused=0, prompt=9, prefill=7 ms, retained=no)"
 KEPT = "conv=a: cached D blocks (remote_request_id=x, blocks=5)"
 SENT = "[r] conv=a: sending D's cached blocks to P (remote_request_id=x)"
 HIT = "conv=a: cache HIT (age=0.5s)"
@@ -58,7 +59,9 @@ def test_a_miss_of_the_example_proxy(said: tuple[str, ...], kind: str, why: str 
      "late", None),
     ((miss("a", "pair_not_proven"),), "lost", "pair_not_proven"),
     ((miss("a", "first_turn"), KEPT, miss("a", "first_turn")), "lost", "given_back"),
-    ((miss("a", "first_turn"), miss("a", "first_turn")), "lost", "no_handle"),
+    ((miss("a", "first_turn"), miss("a", "first_turn")), "lost", "given_back"),
+    ((miss("~1f", "first_turn"), miss("~1f", "first_turn")), "first_turn", None),
+    ((NOT_KEPT, miss("a", "first_turn")), "lost", "no_handle"),
 ])  # fmt: skip
 def test_a_miss_of_pdctls_router(said: tuple[str, ...], kind: str, why: str | None) -> None:
     found = ours(*said)
