@@ -66,6 +66,7 @@ class Memory(dict[_Key, _Value]):
 
 @dataclass(slots=True)
 class _Conversation:
+    turns: int = 0  # that were told
     kept: bool = False  # a handle of it waits
     ever_kept: bool = False
     spent: bool = False  # a handle went into a turn
@@ -136,6 +137,8 @@ class Judge:
     # Conversations.
 
     def _kept(self, event: Event) -> tuple[Signature, ...]:
+        if "tokens" in event.fields:
+            return ()  # pdctl's router writes it before the line of the same turn, which has it too
         talk = self._conversation(event)
         talk.kept = talk.ever_kept = True
         talk.late = False
@@ -153,7 +156,6 @@ class Judge:
     def _read_invalid(self, event: Event) -> tuple[Signature, ...]:
         if (event.source, event.fields["request"]) not in self._released:
             return ()
-        event.severity = "block"
         return (AFTER_RELEASE,)
 
     def _conversation(self, event: Event) -> _Conversation:
@@ -167,6 +169,7 @@ class Judge:
         self.hits += 1
         self.follow_ups += 1
         talk = self._conversation(event)
+        talk.turns += 1
         if "age" in event.fields:  # the example proxy's handle is gone now
             talk.spent, talk.kept = True, False
         elif event.fields.get("retained") == "kept":
@@ -192,8 +195,9 @@ class Judge:
         if event.fields["conversation"] in _UNNAMED and reason in ("", "no_conversation"):
             return "unnamed", ""
         key = hash((event.source, event.fields["conversation"]))
-        seen = key in self._conversations
         talk = self._conversation(event)
+        seen = talk.turns > 0
+        talk.turns += 1
         self.follow_ups += seen
         if reason in _MEANT or reason.startswith("excluded_"):
             return "meant", ""

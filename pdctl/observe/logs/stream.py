@@ -220,7 +220,7 @@ class Stream:
         if trace is not None and trace.messages:
             more = trace.messages
             fields["exception"] = shown(trace.exception)
-            if signature.generic and (said := self._cause(trace)) is not None:
+            if signature.generic and (said := self._cause(trace, signature)) is not None:
                 signature, found = said
                 fields |= found
         if line.process and (worker := line.worker) is not None:
@@ -253,8 +253,8 @@ class Stream:
 
     # Tracebacks.
 
-    def _cause(self, trace: _Trace) -> tuple[Signature, dict[str, str]] | None:
-        """What a line of it says more exactly than that there was an exception; the worst first."""
+    def _cause(self, trace: _Trace, told: Signature) -> tuple[Signature, dict[str, str]] | None:
+        """What a line of it says more exactly than what is told already; the worst first."""
         text = "\n".join(trace.messages)
         raw = text.encode()
         found = []
@@ -263,9 +263,15 @@ class Stream:
             stop = raw.find(b"\n", place)
             message = raw[start : stop if stop >= 0 else len(raw)].decode().strip()
             said = self._match(Line(message, message), candidates)
-            if said is not None and not said[0].generic:
+            if said is not None and said[0] is not _TRACEBACK:
                 found.append(said)
-        return min(found, key=lambda said: SEVERITIES.index(said[0].severity), default=None)
+        if told is not _TRACEBACK:
+            found = [said for said in found if not said[0].generic]
+        return min(
+            found,
+            key=lambda said: (said[0].generic, SEVERITIES.index(said[0].severity)),
+            default=None,
+        )
 
     def _behind(
         self, block: bytes, start: int, stop: int, line: Line, *, last: bool

@@ -10,6 +10,7 @@ from pdctl.observe.logs.judge import Judge
 from pdctl.observe.signatures.model import Signature
 
 _WINDOW_S = 60.0
+_TOGETHER_S = 2.0  # lines of one cause, in the logs of several processes
 _KEPT = 100_000  # durations, by the millisecond
 
 
@@ -55,6 +56,13 @@ class Finding:
             "fix": self.signature.fix.as_dict(),
             "docs": self.signature.docs,
         }
+
+
+def _before(cause: Finding, other: Finding) -> bool:
+    """Whether it can be the cause: it was there before, or times do not tell."""
+    if cause.first is None or other.first is None:
+        return True
+    return cause.first <= other.first + _TOGETHER_S
 
 
 class Durations:
@@ -163,8 +171,15 @@ class Summary:
         cause: str | None = None
         passed = {finding.signature.id}
         while True:
-            found = (each for each in finding.signature.follows if each in self.findings)
-            above = next((each for each in found if each not in passed), None)
+            found = (self.findings.get(each) for each in finding.signature.follows)
+            above = next(
+                (
+                    cause.signature.id
+                    for cause in found
+                    if cause and cause.signature.id not in passed and _before(cause, finding)
+                ),
+                None,
+            )
             if above is None:
                 return cause
             cause, finding = above, self.findings[above]

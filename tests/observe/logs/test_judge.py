@@ -6,11 +6,29 @@ from pdctl.observe.logs.event import Event
 from pdctl.observe.logs.summary import Summary, Wanted
 from pdctl.observe.signatures import SIGNATURES
 from tests.observe.logs.helpers import events, stream, summed
-from tests.observe.logs.lines import API, ERR, EXAMPLE, OURS, WARN
+from tests.observe.logs.lines import API, CORE, ERR, EXAMPLE, OURS, WARN
 
 
 def example(*said: str) -> list[Event]:
     return events("".join(f"{EXAMPLE}{line}\n" for line in said), role="router")
+
+
+def test_a_healthy_pair_as_pdctls_router_tells_of_it_is_no_alarm() -> None:
+    # Up to this version a handle was told before the line of its own turn.
+    kept = "conv=v-0: cached D blocks (remote_request_id=cmpl-1, blocks=19, tokens=2311)"
+    found = ours(
+        "[r1] Prefill done in 1338ms",
+        kept,
+        "[r1] conv=v-0: cache MISS (first_turn, reused=0, prompt=2048, retained=kept)",
+        kept,
+        "[r2] conv=v-0: cache HIT (continued, reused=2311, prompt=2376, retained=kept)",
+        "[r3] conv=-: cache MISS (no_conversation, reused=0, prompt=18, retained=not_reusable)",
+    )
+    assert not summed(*found).bad
+    assert [event.fields.get("kind") for event in found if event.id == "router.cache.miss"] == [
+        "first_turn",
+        "unnamed",
+    ]
 
 
 def ours(*said: str) -> list[Event]:
@@ -102,6 +120,7 @@ def test_an_invalid_read_alone_is_no_alarm_and_after_a_release_it_is() -> None:
     assert not other.bad
     real = summed(*events(RELEASED.format("cmpl-1") + INVALID.format("cmpl-1")))
     assert real.findings["kv.read.after_release"].severity == "block"
+    assert real.findings["kv.read.invalid"].severity == "note"
     # Another engine's release says nothing of this one's.
     apart = [*events(RELEASED.format("cmpl-1"), name="a"), *events(INVALID.format("cmpl-1"))]
     assert not summed(*apart).bad
@@ -121,7 +140,7 @@ ENDING = "\n".join(
 
 def test_what_an_engine_says_while_it_ends_is_no_fault() -> None:
     assert not summed(*events(f"{STOPPING}\n{ENDING}\n")).bad
-    assert summed(*events(f"{ENDING}\n")).findings.keys() == {"process.traceback"}
+    assert summed(*events(f"{ENDING}\n")).findings.keys() == {"engine.dead"}
     started = "INFO:     Started server process [9]"
     assert summed(*events(f"{STOPPING}\n{started}\n{ENDING}\n")).bad
 
@@ -194,6 +213,14 @@ def test_the_summary_has_rates_percentiles_and_the_worst_first() -> None:
         "kv.lease.expired",
     ]  # fmt: skip
     assert summary.findings["engine.request.error"].follows == "kv.read.declined"
+
+
+def test_what_came_later_is_no_cause() -> None:
+    failed = events(CORE + "Failing 1 request(s) due to KV load failure (failure_policy=fail)\n")
+    declined = events(WARN + "Declining expired remote read for r from engine e.\n")
+    assert summed(*declined, *failed).findings["kv.load.failed"].follows == "kv.read.declined"
+    declined[0].ts = (failed[0].ts or 0) + 60
+    assert summed(*failed, *declined).findings["kv.load.failed"].follows is None
 
 
 def test_the_rate_is_of_the_last_minute() -> None:

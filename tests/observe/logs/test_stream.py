@@ -80,7 +80,7 @@ def test_vllms_json_logging_carries_it_in_the_record() -> None:
     record = {"levelname": "ERROR", "message": "oops", "asctime": "2026-11-29 15:29:23,000",
               "exc_info": f"Traceback (most recent call last):\n  File x\n{DEAD}"}  # fmt: skip
     (event,) = events(json.dumps(record) + "\n")
-    assert (event.id, event.fields["exception"]) == ("process.traceback", DEAD)
+    assert (event.id, event.fields["exception"]) == ("engine.dead", DEAD)
 
 
 def test_one_that_is_cut_off_is_still_one() -> None:
