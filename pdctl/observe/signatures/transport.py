@@ -219,6 +219,18 @@ TRANSPORT: tuple[Signature, ...] = (
         source="read: vLLM 0.32.0; vllm#58063",
     ),
     Signature(
+        id="cpu.memory.short",
+        title="the host has too little free memory to start",
+        literals=(" on startup is less than desired CPU memory utilization",),
+        pattern=r"Available memory on node (?P<node>\d+) "
+        r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired CPU memory utilization",
+        severity="block",
+        meaning="vLLM on CPUs wants a share of the whole memory when no size is given for the KV "
+        "cache.",
+        fix=Fix("set `cpu_kv_cache_gib` for the role"),
+        source="run: vLLM 0.32.0",
+    ),
+    Signature(
         id="gpu.oom",
         title="the GPU's memory is full",
         literals=("CUDA out of memory",),

@@ -261,6 +261,19 @@ POSITIVE: dict[str, list[str]] = {
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack "
         "trace (above) for the root cause.",
     ],
+    "engine.start.failed": [
+        "Exception: WorkerProc initialization failed due to an exception in a background process.",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core "
+        "proc(s): {}",
+    ],
+    "engine.request.invalid": [
+        "vllm.exceptions.VLLMValidationError: token_id(s) [99999] in logit_bias contain "
+        "out-of-vocab token ids.",
+    ],
+    "cpu.memory.short": [
+        "ValueError: Available memory on node 0 (9.47/12.09 GiB) on startup is less than desired "
+        "CPU memory utilization (0.92, 11.12 GiB).",
+    ],
     "engine.request.error": [
         "(APIServer pid=1) ERROR 11-29 15:29:23 [serving.py:203] Request chatcmpl-1 failed with an "
         "internal error during generation",
@@ -425,6 +438,9 @@ NEAR: dict[str, list[str]] = {
     "engine.abort.assertion": ["assert req_id in self.running"],
     "engine.trim.assertion": ["assert num_decode_blocks <= 3"],
     "engine.dead": ["EngineCore encountered another"],
+    "engine.start.failed": ["Engine initialization failed", "core initialization failed"],
+    "engine.request.invalid": ["VLLMValidationError"],
+    "cpu.memory.short": ["Available memory on node 0 (9.47/12.09 GiB) on startup is enough"],
     "engine.request.error": ["Request chatcmpl-1 failed during generation"],
     "http.error": [
         'INFO:     127.0.0.1:1 - "GET /500 Internal Server Error HTTP/1.1" 200 OK',
