@@ -23,8 +23,6 @@ HOOKS = (
 JOURNAL_BYTES = (b'"MESSAGE":[', b'"MESSAGE": [', b'"MESSAGE" : [')
 """journald writes lines that hold colour as lists of numbers, where no literal can be seen."""
 
-_Entry = tuple[bytes, int, Candidates]  # what stands before the hook, and how long that is
-
 
 class Scanner:
     """Looks for the literals of a table of signatures.
@@ -69,30 +67,20 @@ def _place(hit: Hit) -> int:
 
 
 def _pass(hook: bytes, literals: dict[bytes, Candidates]) -> Callable[[bytes, list[Hit]], None]:
-    """Looks for one hook. What follows it in a literal is compared where C is, what stands before
-    it here."""
-    entries = [
-        (literal[literal.index(hook) :], literal[: literal.index(hook)], candidates)
-        for literal, candidates in literals.items()
-    ]
-    # The longest first; one that begins with another one is also a hit of that.
-    behind = sorted({tail[len(hook) :] for tail, _, _ in entries}, key=len, reverse=True)
-    rest = b"|".join(map(re.escape, behind))
-    finditer = re.compile(re.escape(hook) + b"(?:" + rest + b")").finditer
-    table: dict[bytes, tuple[_Entry, ...]] = {
-        hook + each: tuple(
-            (before, len(before), candidates)
-            for tail, before, candidates in entries
-            if (hook + each).startswith(tail)
-        )
-        for each in behind
-    }
+    """Looks for one hook, and where it stands for the literals around it, all of it in C."""
+    table: list[tuple[int, Candidates]] = []
+    parts: list[bytes] = []
+    for literal in sorted(literals, key=len, reverse=True):
+        place = literal.index(hook)
+        behind = literal[place + len(hook) :]
+        # What stands before the hook is looked back at; the empty group tells which one it was.
+        parts.append(re.escape(behind) + b"(?<=" + re.escape(literal) + b")()")
+        table.append((place, literals[literal]))
+    finditer = re.compile(re.escape(hook) + b"(?:" + b"|".join(parts) + b")").finditer
 
     def look(block: bytes, found: list[Hit]) -> None:
         for hit in finditer(block):
-            start = hit.start()
-            for before, length, candidates in table[hit.group()]:
-                if not length or block[max(0, start - length) : start] == before:
-                    found.append((start - length, candidates))
+            before, candidates = table[hit.lastindex - 1]  # type: ignore[operator]
+            found.append((hit.start() - before, candidates))
 
     return look

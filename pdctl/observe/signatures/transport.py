@@ -223,7 +223,8 @@ TRANSPORT: tuple[Signature, ...] = (
         title="the host has too little free memory to start",
         literals=(" on startup is less than desired CPU memory utilization",),
         pattern=r"Available memory on node (?P<node>\d+) "
-        r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired CPU memory utilization",
+        r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than "
+        r"desired CPU memory utilization",
         severity="block",
         meaning="vLLM on CPUs wants a share of the whole memory when no size is given for the KV "
         "cache.",
