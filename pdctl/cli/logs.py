@@ -143,6 +143,8 @@ def _read(
     every: bool,
     json: bool,
 ) -> "Summary":
+    import gc
+
     from pdctl.observe.logs.read import events
     from pdctl.observe.logs.scan import Scanner
     from pdctl.observe.logs.summary import Summary
@@ -151,11 +153,17 @@ def _read(
     summary = Summary()
     found = summary.of(events(sources, Scanner(SIGNATURES), keep=keep), wanting(wanted, grep))
     live = any("-" in source.paths for source in sources)
+    # Millions of small objects that no cycle holds: looking for cycles among them takes a tenth.
+    gc.freeze()
+    gc.disable()
     try:
         show(found, every=every, json=json, live=live)
     except KeyboardInterrupt:
         summary.close()
         finish(summary, sources, json=json, interrupted=True)
+    finally:
+        gc.enable()
+        gc.unfreeze()
     return summary
 
 

@@ -22,22 +22,31 @@ _LONGEST_CARRY = 1 << 20
 _BEGINS = b"Traceback (most recent call last)"
 _TRACE_LINES = 400
 _TRACE_BYTES = 128 << 10
-_LOOK_BACK = 8
+_CAUSES = 100
+_LOOK_BACK = 16
+_UNDATED = (b"INFO:  ", b"  ", b"\t")
 # What may stand between the parts of one traceback.
 _JOINS = ("During handling of the above", "The above exception was", "Traceback (most recent")
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<said>.*))?$")
 _MAY_HAVE_ONE = ("ERROR", "CRITICAL", "")
 """Levels of lines behind which a traceback may come; others need not wait for the next line."""
+_NOT_INDENTED = re.compile(rb"\n(?=[^ \t])")
 _INDENTED = (b" ", b"\t")
 _RANKED = re.compile(r"^\[rank\d+\]: ?")
 
 
 @dataclass(frozen=True)
 class _Trace:
-    """A traceback: what its lines say, and where in the block they begin."""
+    """A traceback: what its lines say, and where in the block they are.
+
+    Attributes:
+        solid: up to where there is nothing else behind its first line.
+        starts: where lines begin that are its own, and may have others between them.
+    """
 
     messages: tuple[str, ...]
     starts: frozenset[int]
+    solid: int = 0
 
     @property
     def exception(self) -> str:
@@ -78,6 +87,17 @@ class _TraceLines:
             self.messages.append(message)
         self.starts.append(place)
         return True
+
+    def take_indented(self, block: bytes, place: int) -> int:
+        """Take all frames of a bare traceback at once; returns where they end."""
+        if not self._begun or self._prefix or self._first.tag or block[place : place + 1] != b" ":
+            return place
+        found = _NOT_INDENTED.search(block, place)
+        if found is None or found.start() - place > _TRACE_BYTES:
+            return place  # line by line, which knows its limits
+        end = found.start() + 1
+        self.messages += block[place : end - 1].decode("utf-8", "replace").split("\n")
+        return end
 
     def _said(self, raw: bytes) -> str | None:
         """The line without what stands before it; None when it is of another process."""
@@ -128,6 +148,9 @@ class Stream:
         self._keep = keep
         self._carry = b""
         self._skipping = False
+        self._causes: dict[
+            tuple[str, tuple[str, ...]], tuple[Signature, dict[str, str]] | None
+        ] = {}
 
     def feed(self, data: bytes, *, last: bool = False) -> Iterator[Event]:
         """Events of the lines that are whole now; with `last`, of the rest too."""
@@ -184,17 +207,18 @@ class Stream:
             if found is None:
                 continue
             signature, fields = found
-            trace: _Trace | None = None
+            trace = _NO_TRACE
             if not signature.good:
-                trace = self._behind(block, start, stop, line, last=last)
-                if trace is None:
+                behind = self._behind(block, start, stop, line, last=last)
+                if behind is None:
                     yield from self._gap(block, end, start, eaten)
                     return start
+                trace = behind
                 eaten |= trace.starts
             if self._keep is not None:
                 yield from self._gap(block, end, start, eaten)
             yield self._event(block, start, line, signature, fields, trace)
-            end = stop + 1
+            end = max(stop + 1, trace.solid)
         yield from self._gap(block, end, len(block), eaten)
         return len(block)
 
@@ -214,13 +238,13 @@ class Stream:
         line: Line,
         signature: Signature,
         fields: dict[str, str],
-        trace: _Trace | None,
+        trace: _Trace,
     ) -> Event:
         more: tuple[str, ...] = ()
-        if trace is not None and trace.messages:
+        if trace.messages:
             more = trace.messages
             fields["exception"] = shown(trace.exception)
-            if signature.generic and (said := self._cause(trace, signature)) is not None:
+            if signature.generic and (said := self._known_cause(trace, signature)) is not None:
                 signature, found = said
                 fields |= found
         if line.process and (worker := line.worker) is not None:
@@ -246,12 +270,26 @@ class Stream:
             if end <= 0:
                 break
             begin = block.rfind(b"\n", 0, end) + 1
+            if block.startswith(_UNDATED, begin):  # as most lines above one without a time
+                end = begin - 1
+                continue
             if (ts := parse(block[begin : min(end, begin + 512)], self._clock).ts) is not None:
                 return ts
             end = begin - 1
         return self.last_ts
 
     # Tracebacks.
+
+    def _known_cause(
+        self, trace: _Trace, told: Signature
+    ) -> tuple[Signature, dict[str, str]] | None:
+        """As `_cause`; what fails once mostly fails again in the same way."""
+        key = (told.id, trace.messages)
+        if key not in self._causes:
+            if len(self._causes) >= _CAUSES:
+                self._causes.clear()
+            self._causes[key] = self._cause(trace, told)
+        return self._causes[key]
 
     def _cause(self, trace: _Trace, told: Signature) -> tuple[Signature, dict[str, str]] | None:
         """What a line of it says more exactly than what is told already; the worst first."""
@@ -294,7 +332,7 @@ class Stream:
     ) -> _Trace | None:
         """The traceback that begins in this line or the next; None when it is not all there yet."""
         lines = _TraceLines(first, _prefix(block[start:stop], first), self._clock)
-        place = stop + 1
+        place = solid = lines.take_indented(block, stop + 1)
         for _ in range(_TRACE_LINES):
             if place - start > _TRACE_BYTES:
                 break
@@ -308,7 +346,7 @@ class Stream:
             if not lines.take(place, block[place : min(end, place + 4096)]):
                 break
             place = end + 1
-        return _Trace(tuple(lines.messages), frozenset(lines.starts))
+        return _Trace(tuple(lines.messages), frozenset(lines.starts), solid)
 
     # Lines without a signature.
 

@@ -233,9 +233,11 @@ class Summary:
         }
 
     def _count(self, event: Event, concluded: tuple[Signature, ...]) -> None:
-        if event.ts is not None:
-            self.first = event.ts if self.first is None else min(self.first, event.ts)
-            self.last = event.ts if self.last is None else max(self.last, event.ts)
+        if (ts := event.ts) is not None:
+            if self.first is None or ts < self.first:
+                self.first = ts
+            if self.last is None or ts > self.last:
+                self.last = ts
         signature = event.signature
         if signature is None:
             return
