@@ -65,7 +65,7 @@ def router(
         int, typer.Option(min=1, help="How many such files are kept aside.")
     ] = 4,
     deployment: Annotated[
-        str | None, typer.Option(help="Name of the deployment, for its log lines.")
+        str | None, typer.Option(help="Named in log lines; routers of one name share handles.")
     ] = None,
 ) -> None:
     """Run the multi-turn router until SIGTERM."""

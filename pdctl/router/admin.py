@@ -6,7 +6,6 @@ takes `router.reuse_share` again.
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +14,9 @@ from aiohttp import web
 
 from pdctl.base.explain import ADMIN_TENANT, REUSE_PATH
 from pdctl.base.words import one_line
-from pdctl.router import legs
 from pdctl.router.core import Policy
 from pdctl.router.driver import Shared, let_go
+from pdctl.router.front import error_answer
 from pdctl.router.keys import ApiKeys
 
 log = logging.getLogger("pdctl.router")
@@ -69,7 +68,7 @@ class ReuseSwitch:
                 share, tenants = parse_setting(await request.read())
             self._require_known(tenants)
         except WrongSetting as wrong:
-            return _error(400, str(wrong), "invalid_request")
+            return error_answer(400, str(wrong), "invalid_request")
         self._policy.share = share
         self._policy.tenant_shares = tenants
         log.warning("reuse is set to %g, by tenant: %s", share, one_line(str(tenants)))
@@ -78,7 +77,9 @@ class ReuseSwitch:
     def _refusal(self, request: web.Request) -> web.Response | None:
         if self._api_keys() is None or self._tenant_of(request) == ADMIN_TENANT:
             return None
-        return _error(403, f"Only a key of the tenant `{ADMIN_TENANT}` may do this", "forbidden")
+        return error_answer(
+            403, f"Only a key of the tenant `{ADMIN_TENANT}` may do this", "forbidden"
+        )
 
     def _require_known(self, tenants: dict[str, float]) -> None:
         """A name that is misspelt would switch nothing off."""
@@ -123,11 +124,3 @@ def _share(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise WrongSetting("A share must be a number from 0 to 1")
     return float(value)
-
-
-def _error(status: int, message: str, kind: str) -> web.Response:
-    return web.Response(
-        status=status,
-        body=legs.error_body(message, kind, status, uuid.uuid4().hex),
-        content_type="application/json",
-    )

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pdctl.base.explain import Outcome
 from pdctl.base.transfer import FIRST_TURN, for_pull, is_handle
 from pdctl.router import audit, legs, match
-from pdctl.router.eligible import Endpoint, judge, render_request, shape
+from pdctl.router.eligible import Endpoint, excluded, render_request, shape
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Conversation, Handle, Scope, rank
 from pdctl.router.legs import ClientWants, Harvest
@@ -150,13 +150,16 @@ class Prefill:
 
     A leg that carries a handle is never aborted: with a receive and a send pending, an abort is
     the known way to crash the engine (vllm#46240).
+
+    Attributes:
+        uncached: tokens that prefill has to compute, as far as is known.
     """
 
     url: str
     body: dict[str, Any]
     limit: float
     carries_handle: bool
-    prompt_tokens: int
+    uncached: int
 
 
 @dataclass(frozen=True)
@@ -193,12 +196,18 @@ class OpenDecode:
 
 @dataclass(frozen=True)
 class Relay:
-    """Send decode's answer on, but for its end → Relayed. The turn's facts are final by now."""
+    """Send decode's answer on, but for its end → Relayed.
+
+    Attributes:
+        report: what is known of the turn by now, for who asked for it.
+        cached_tokens: what the client is told that was not computed; None leaves decode's word.
+        hold_end: keep the end back until `Finish`, since the handle is in it.
+    """
 
     report: "Report"
     wants: ClientWants
     cached_tokens: int | None
-    asked: bool
+    hold_end: bool
 
 
 @dataclass(frozen=True)
@@ -423,9 +432,8 @@ class _Turn:
         if not self.policy.reuses(self.request.tenant, self.request.conversation):
             self.report.outcome, self.report.reason = "OFF", "reuse_off"
             return False
-        verdict = judge(self.request.endpoint, self.body, renders=self._renders())
-        if not verdict.eligible:
-            self.report.reason = verdict.reason
+        if reason := excluded(self.request.endpoint, self.body, renders=self._renders()):
+            self.report.reason = reason
             return False
         if self.shape in self.policy.distrusted:
             self.report.reason = "distrusted_shape"
@@ -480,7 +488,7 @@ class _Turn:
         """The prompt's ids: the client's own where it sends ids, which need no rendering."""
         given = self.body.get("prompt")
         if isinstance(given, list):
-            return given  # `judge` let nothing but one list of ids through
+            return given  # `excluded` let nothing but one list of ids through
         prefill = self.fleet.choose_prefill(tokens=self.size, known=self.known)
         if prefill is None:
             return None
@@ -577,7 +585,7 @@ class _Turn:
             ),
             limit=self.policy.prefill_limit(uncached, reusing=True),
             carries_handle=True,
-            prompt_tokens=uncached,
+            uncached=uncached,
         )
         result: Answer | Failure
         if self.request.audited:
@@ -647,7 +655,7 @@ class _Turn:
                 limit=self.policy.prefill_limit(self.size, reusing=False),
                 carries_handle=False,
                 # What it has already is no work: counted as such, it drives conversations away.
-                prompt_tokens=max(1, self.size - self.known.get(prefill, 0)),
+                uncached=max(1, self.size - self.known.get(prefill, 0)),
             )
             if isinstance(result, Answer):
                 return self._accept(result, prefill)
@@ -741,7 +749,7 @@ class _Turn:
         yield from self._supersede(handle)
         evicted: list[Handle] = yield Keep(handle)
         for gone in evicted:
-            yield self._release_handle(gone, "evicted")
+            yield release_of(self.fleet, gone, "evicted")
 
     def _handle(self, harvest: Harvest, blocked: float) -> tuple[Handle | None, str]:
         assert harvest.kv is not None
@@ -791,15 +799,17 @@ class _Turn:
             if old.conversation.key == handle.conversation.key and old.equal >= old.certain:
                 taken: Handle | None = yield Take(old.id)
                 if taken is not None:
-                    yield self._release_handle(taken, "superseded")
+                    yield release_of(self.fleet, taken, "superseded")
 
     def _release(self, params: Mapping[str, Any], reason: str) -> Release:
         prefill = self.report.prefill or self.fleet.choose_prefill() or ""
         return Release(prefill, self.report.decode, self.scope.model, params, reason)
 
-    def _release_handle(self, handle: Handle, reason: str) -> Release:
-        prefill = self.fleet.choose_prefill() or ""
-        return Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
+
+def release_of(fleet: Fleet, handle: Handle, reason: str) -> Release:
+    """The release of a handle that was taken out of the store."""
+    prefill = fleet.choose_prefill() or ""
+    return Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
 
 
 def _prompt_ids(answer: Mapping[str, Any]) -> list[int] | None:

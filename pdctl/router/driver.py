@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -40,6 +41,7 @@ from pdctl.router.core import (
     Settle,
     Take,
     Turn,
+    release_of,
 )
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Engine, Fleet
@@ -55,6 +57,9 @@ _ABANDON_S = 30.0
 # A decode leg that does not stream shows no first event; pulling takes far less than this.
 _PULL_GRACE_S = 2.0
 _WORTH_NOTING_S = 0.001
+# At the end of the router. An engine that does not answer must not hold that up.
+_LAST_RELEASES_S = 5.0
+_RELEASES_AT_ONCE = 16
 # Less than what asyncio buffers for a connection before it makes its writer wait.
 _NO_WAIT_BYTES = 2**15
 _SAID = {
@@ -314,13 +319,13 @@ class Driver:
         engine = self._shared.fleet.prefill[action.url]
         # A leg with a handle outlives its limit rather than being aborted; it ends at last.
         limit = action.limit if not action.carries_handle else action.limit + _ABANDON_S
-        engine.outstanding += action.prompt_tokens
+        engine.outstanding += action.uncached
         try:
             result = await self._shared.engines.post_json(
                 f"{action.url}{self._path}", action.body, limit=limit, headers=self._headers
             )
         finally:
-            engine.outstanding -= action.prompt_tokens
+            engine.outstanding -= action.uncached
         if isinstance(result, Answer):
             log.debug("[%s] prefill took %.0f ms", self._request_id, result.seconds * 1000)
         else:
@@ -447,7 +452,7 @@ class Driver:
             self.ttft_s = time.monotonic() - self._arrived
             return Relayed(harvest)
         self._cleaner = legs.StreamCleaner(
-            action.wants, action.cached_tokens, hold_end=action.asked, splitter=self._splitter
+            action.wants, action.cached_tokens, hold_end=action.hold_end, splitter=self._splitter
         )
         return await self._relay_stream(headers)
 
@@ -639,9 +644,22 @@ async def make_room(shared: Shared, decode: str) -> None:
 
 def let_go(shared: Shared, handle: Handle, reason: str) -> None:
     """Have decode free a handle that was taken out of the store, in the background."""
-    prefill = shared.fleet.choose_prefill() or ""
-    action = Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
-    shared.background.run(release(shared, action, {}))
+    shared.background.run(release(shared, release_of(shared.fleet, handle, reason), {}))
+
+
+async def let_all_go(shared: Shared, handles: Sequence[Handle]) -> None:
+    """Have decode free what ends with this router, as far as there is time."""
+    left = iter(handles)
+
+    async def some() -> None:
+        for handle in left:
+            await release(shared, release_of(shared.fleet, handle, "router_ends"), {})
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_RELEASES_S):
+            await asyncio.gather(*(some() for _ in range(_RELEASES_AT_ONCE)))
+    if late := sum(1 for _ in left):
+        log.warning("%d handles were not given back: decode keeps them for its TTL", late)
 
 
 async def release(shared: Shared, action: Release, headers: dict[str, str]) -> None:

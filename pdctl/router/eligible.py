@@ -7,7 +7,6 @@ the engines untouched, but their requests run cold.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
@@ -58,19 +57,8 @@ _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a request may reuse and be retained; `reason` says why not."""
-
-    eligible: bool
-    reason: str = ""
-
-
-ELIGIBLE = Verdict(True)
-
-
-def judge(endpoint: Endpoint, body: Mapping[str, Any], *, renders: bool = False) -> Verdict:
-    """Decide from the request's fields.
+def excluded(endpoint: Endpoint, body: Mapping[str, Any], *, renders: bool = False) -> str | None:
+    """Why a request may neither reuse nor be retained, by its fields; None when it may.
 
     Args:
         renders: chats are rendered from the whole request, so no field of it can be missed.
@@ -79,10 +67,10 @@ def judge(endpoint: Endpoint, body: Mapping[str, Any], *, renders: bool = False)
     """
     for name, allowed in _ONLY_VALUES.items():
         if body.get(name) not in allowed:
-            return Verdict(False, f"excluded_{name}")
+            return f"excluded_{name}"
     if not (renders and endpoint == CHAT) and (reason := _lost_by_tokenize(endpoint, body)):
-        return Verdict(False, reason)
-    return _judge_chat(body) if endpoint == CHAT else _judge_completion(body)
+        return reason
+    return _excluded_chat(body) if endpoint == CHAT else _excluded_completion(body)
 
 
 def _lost_by_tokenize(endpoint: Endpoint, body: Mapping[str, Any]) -> str | None:
@@ -94,16 +82,16 @@ def _lost_by_tokenize(endpoint: Endpoint, body: Mapping[str, Any]) -> str | None
     return None if body.keys() <= known else "excluded_unknown_field"
 
 
-def _judge_chat(body: Mapping[str, Any]) -> Verdict:
+def _excluded_chat(body: Mapping[str, Any]) -> str | None:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        return Verdict(False, "excluded_messages")
+        return "excluded_messages"
     for message in messages:
         if not isinstance(message, Mapping):
-            return Verdict(False, "excluded_messages")
+            return "excluded_messages"
         if not _is_text(message.get("content")):
-            return Verdict(False, "excluded_non_text")
-    return ELIGIBLE
+            return "excluded_non_text"
+    return None
 
 
 def _is_text(content: object) -> bool:
@@ -114,13 +102,10 @@ def _is_text(content: object) -> bool:
     )
 
 
-def _judge_completion(body: Mapping[str, Any]) -> Verdict:
+def _excluded_completion(body: Mapping[str, Any]) -> str | None:
     prompt = body.get("prompt")
-    if isinstance(prompt, str) and prompt:
-        return ELIGIBLE
-    if isinstance(prompt, list) and prompt and all(map(_is_id, prompt)):
-        return ELIGIBLE
-    return Verdict(False, "excluded_prompt")
+    is_one = isinstance(prompt, str) or (isinstance(prompt, list) and all(map(_is_id, prompt)))
+    return None if prompt and is_one else "excluded_prompt"
 
 
 def _is_id(item: object) -> bool:

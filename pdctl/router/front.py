@@ -52,6 +52,15 @@ class _Protocol(web.RequestHandler):
         return response
 
 
+def error_answer(status: int, message: str, kind: str) -> web.Response:
+    """An error of the router's own, of a request that has no id yet."""
+    return web.Response(
+        status=status,
+        body=legs.error_body(message, kind, status, uuid.uuid4().hex),
+        content_type="application/json",
+    )
+
+
 def _said(status: int, error: BaseException | None) -> tuple[int, str]:
     if isinstance(error, LineTooLong):
         return 431, "The request line or a header is larger than the router allows"

@@ -147,8 +147,9 @@ class MemoryStore:
         """By decode URL."""
         return dict(self._totals)
 
-    async def close(self) -> None:
-        """Nothing to give back."""
+    async def close(self) -> list[Handle]:
+        """All that is there: it ends with this process."""
+        return self._remove_all(list(self._handles))
 
     # Within.
 

@@ -214,13 +214,11 @@ function does.find(scope, name, prompt)
         if member then redis.call('ZREM', x, member) else redis.call('ZREM', k, id) end
       elseif f[2] == scope and tonumber(f[3]) > now then
         seen[id] = true
-        local t = base .. 't:' .. id
         pieces = pieces or common(redis.call('HGET', base .. 'h:' .. id, 'chain'))
         local at = pieces * PIECE_BYTES
         -- In one string: a client reads that several times faster than as many values.
-        answer[#answer + 1] = struct.pack('>I4I4I4I4I4', #f[1], f[3] - now - 1, redis.call('STRLEN', t),
-          pieces, member and 0 or 1)
-          .. f[1] .. redis.call('GETRANGE', t, at, at + PIECE_BYTES - 1)
+        answer[#answer + 1] = struct.pack('>I4I4I4I4', #f[1], f[3] - now - 1, pieces, member and 0 or 1)
+          .. f[1] .. redis.call('GETRANGE', base .. 't:' .. id, at, at + PIECE_BYTES - 1)
       end
     end
   end

@@ -52,7 +52,7 @@ _SHA = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _FORMAT = f"1-{_SHA[:8]}"
 # As in the script.
 _PIECE_BYTES = 512
-_HEAD = struct.Struct(">IIIII")
+_HEAD = struct.Struct(">IIII")
 _DIGEST = 8
 _ID = 24
 _ID_BYTES = 4
@@ -101,24 +101,23 @@ class _Seen(NamedTuple):
 
     meta: bytes
     left_ms: int
-    length: int
     equal: int
     namesake: bool
 
     @classmethod
     def read(cls, item: bytes, prompt: bytes) -> "_Seen":
         """Compare the piece of its tokens that comes after those of equal digests."""
-        meta_size, left_ms, size, pieces, namesake = _HEAD.unpack_from(item)
+        meta_size, left_ms, pieces, namesake = _HEAD.unpack_from(item)
         piece = _HEAD.size + meta_size
         at = pieces * _PIECE_BYTES
         equal = at // _ID_BYTES + match.common_prefix(item[piece:], prompt[at : at + _PIECE_BYTES])
         meta = item[_HEAD.size : piece]
-        return cls(meta, left_ms, size // _ID_BYTES, equal, bool(namesake))
+        return cls(meta, left_ms, equal, bool(namesake))
 
     def found(self, sent: float) -> Found:
         """For the router, whose clock was `sent` when it asked."""
         handle = _handle((self.meta, b"", self.left_ms), sent)
-        return Found.of(handle, b"")._replace(length=self.length, equal=self.equal)
+        return Found.of(handle, b"")._replace(equal=self.equal)
 
 
 class RedisStore:
@@ -292,11 +291,12 @@ class RedisStore:
             await self._try("totals")
         return dict(self._totals)
 
-    async def close(self) -> None:
-        """Close the connections."""
+    async def close(self) -> list[Handle]:
+        """Close the connections. The handles stay for other routers, and for this one's next."""
         if self._undoing:
             await asyncio.wait(set(self._undoing), timeout=2 * self._limit)
         await self._client.aclose()
+        return []
 
     # Within.
 

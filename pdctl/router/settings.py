@@ -17,8 +17,8 @@ class RouterSettings:
         reuse_share: share of conversations for which reuse is on, 0 to 1.
         store: `memory`, or the URL of a store that routers share; may hold a password.
         deployment: routers of one name share handles.
-        audit_share: share of the turns that reuse which are compared with cold runs.
         tenant_salt: requests get a `cache_salt` of their tenant's own.
+        audit_share: share of the turns that reuse which are compared with cold runs.
         audit_floor: nats below which a difference between them is never a breach.
         request_log: file to append one JSON line a request to; no contents are written.
         request_log_mib, request_log_keep: size at which it is put aside, and how many are kept so.

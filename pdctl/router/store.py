@@ -21,7 +21,6 @@ class Found(NamedTuple):
 
     Attributes:
         equal: leading tokens of the prompt that it holds, as far as the store can tell.
-        length: tokens it holds, certain or not.
         deadline: router clock, seconds.
     """
 
@@ -31,9 +30,7 @@ class Found(NamedTuple):
     engine_start: str
     prefill: str
     certain: int
-    length: int
     block_size: int
-    turns: int
     deadline: float
     equal: int
 
@@ -47,9 +44,7 @@ class Found(NamedTuple):
             engine_start=handle.engine_start,
             prefill=handle.prefill,
             certain=handle.held.certain,
-            length=match.count(handle.held.tokens),
             block_size=handle.block_size,
-            turns=handle.turns,
             deadline=handle.deadline,
             equal=match.common_prefix(handle.held.tokens, prompt),
         )
@@ -120,6 +115,6 @@ class HandleStore(Protocol):
         """By decode URL."""
         ...
 
-    async def close(self) -> None:
-        """Give connections back; the handles stay where they are."""
+    async def close(self) -> list[Handle]:
+        """Give connections back. Returns the handles that nobody can use any more."""
         ...

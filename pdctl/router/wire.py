@@ -237,12 +237,15 @@ class _Connection(asyncio.Protocol):
             OSError: it did not come.
         """
         assert self._transport is not None
-        self._answer = self._loop.create_future()
+        answer: asyncio.Future[Response] = self._loop.create_future()
+        self._answer = answer
         self._transport.writelines([head, body] if body else [head])
         try:
-            return await self._answer
+            return await answer
         except BaseException:
-            self.drop()
+            # Who leaves just when the whole answer is there may find the next request on it.
+            if self._answer is answer:
+                self.drop()
             raise
 
     def drop(self) -> None:
@@ -296,22 +299,23 @@ class _Connection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             raise BadAnswerError("an answer without a request")
         buffer = self._head + data if self._head else data
-        end = buffer.find(b"\r\n\r\n")
-        if end < 0:
-            self._head = buffer
-            if len(buffer) > _LONGEST_HEAD or not b"HTTP/1.".startswith(buffer[:7]):
-                raise BadAnswerError("what came is no HTTP")
-            return b""
+        while True:
+            end = buffer.find(b"\r\n\r\n")
+            if end < 0:
+                self._head = buffer
+                if len(buffer) > _LONGEST_HEAD or not b"HTTP/1.".startswith(buffer[:7]):
+                    raise BadAnswerError("what came is no HTTP")
+                return b""
+            status, recent, fields = read_head(buffer[:end])
+            buffer = buffer[end + 4 :]
+            if status >= 200:  # any other only says that the answer will come
+                break
         self._head = b""
-        status, recent, fields = read_head(buffer[:end])
-        rest = buffer[end + 4 :]
-        if status < 200:  # only says that the answer will come
-            return self._read_head(rest) if rest else b""
         self._expect(status, fields)
         self._response = Response(status, fields, self)
         self._keep = recent and fields.get("connection", "").lower() != "close"
         self._answer.set_result(self._response)
-        return rest
+        return buffer
 
     def _expect(self, status: int, fields: Mapping[str, str]) -> None:
         self._chunks, self._left = None, None

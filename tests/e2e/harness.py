@@ -27,6 +27,7 @@ from pdctl.base import paths
 from pdctl.base.events import Event, StepDone, StepFailed, StepProgress
 from pdctl.base.facts import EngineMetrics
 from pdctl.base.process import ProcessSpec, RoleName
+from pdctl.base.transfer import FIRST_TURN
 from pdctl.config.model import Config
 from pdctl.deploy import local, runner, teardown
 from pdctl.deploy.survey import Wanted, survey
@@ -47,16 +48,6 @@ from pdctl.state.store import StateStore
 EXAMPLE = Path(__file__).parents[2] / "examples" / "local-cpu.yaml"
 PYTHON_ENV = "PDCTL_E2E_PYTHON"
 """Interpreter of an environment that has vLLM for CPUs and NIXL; without it pdctl installs one."""
-
-FIRST_TURN: Mapping[str, Any] = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
-"""`kv_transfer_params` of a request to prefill that pulls nothing."""
 
 _VOCABULARY = range(8, 512)
 """Ids of the built-in model that are plain text."""
@@ -129,6 +120,10 @@ class Pair:
     def restart(self, role: RoleName, *, kill: bool = False) -> None:
         """End an engine and start it again on the same port; returns when it is healthy."""
         self.end(role, kill=kill)
+        self._pairs.bring_up(self)
+
+    def bring_up(self) -> None:
+        """Start again what has been ended; returns when all is healthy."""
         self._pairs.bring_up(self)
 
     def restart_decode(self, *, kill: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.e2e.harness import Pair, Routed, Setup, random_ids
+from tests.e2e.harness import Pair, Routed, Setup, random_ids, routed
 
 THINKING = Setup("thinking", config={"model.reasoning_parser": "deepseek_r1"})
 TOOLS = [
@@ -108,17 +108,29 @@ def comparable(answer: Any) -> Any:
 
 def _merged(chunks: list[Any]) -> list[Any]:
     """How tokens are grouped into chunks is the engine's timing; what they say is not."""
-    text = ""
+    text, arguments = "", ""
     rest: list[Any] = []
     for chunk in chunks:
         choice = (chunk.get("choices") or [{}])[0] if isinstance(chunk, dict) else {}
-        delta = choice.get("delta") or {}
-        plain = set(delta) <= {"content"} and not choice.get("finish_reason")
-        if choice and plain and not choice.get("logprobs") and not choice.get("token_ids"):
-            text += delta.get("content") or ""
-        else:
+        if not _only_says(choice):
             rest.append(chunk)
-    return [text, *rest]
+            continue
+        delta = choice.get("delta") or {}
+        text += delta.get("content") or ""
+        arguments += "".join(call["function"]["arguments"] for call in delta.get("tool_calls", []))
+    return [text, arguments, *rest]
+
+
+def _only_says(choice: dict[str, Any]) -> bool:
+    """A piece of text, or of a tool call's arguments, and nothing else."""
+    delta = choice.get("delta") or {}
+    calls = delta.get("tool_calls") or []
+    plain = set(delta) <= {"content", "tool_calls"} and all(
+        set(call) == {"index", "function"} and set(call["function"]) == {"arguments"}
+        for call in calls
+    )
+    marks = ("finish_reason", "logprobs", "token_ids")
+    return bool(choice) and plain and not any(choice.get(name) for name in marks)
 
 
 async def both(
@@ -231,8 +243,8 @@ async def test_a_client_that_leaves_mid_stream_frees_decode(
     assert (await router.send(session, prompt=random_ids(710, 50), max_tokens=4)).ok
 
 
-async def test_one_shots_leave_nothing_pinned(
-    pair: Pair, router: Routed, session: aiohttp.ClientSession
+async def test_what_is_not_retained_leaves_nothing_pinned(
+    pair: Pair, session: aiohttp.ClientSession
 ) -> None:
     """FACTS T6: without the release they would hold decode's blocks for the whole TTL."""
 
@@ -241,12 +253,12 @@ async def test_one_shots_leave_nothing_pinned(
         await pair.cold(session, prompt=[9, 9, 9], max_tokens=1)
         return (await pair.metrics(session, "decode")).kv_usage or 0.0
 
-    async with session.delete(f"{router.url}/v1/conversations/leaves"):
+    async with routed(pair, reuse_share=0.0) as router:
         before = await usage()
-    mark = pair.mark()
-    for seed in range(720, 725):
-        assert (await router.send(session, prompt=random_ids(seed, 600), max_tokens=8)).ok
-    async with asyncio.timeout(20):
-        while await usage() > before + 0.001:
-            await asyncio.sleep(0.2)
+        mark = pair.mark()
+        for seed in range(720, 725):
+            assert (await router.send(session, prompt=random_ids(seed, 600), max_tokens=8)).ok
+        async with asyncio.timeout(20):
+            while await usage() > before + 0.001:
+                await asyncio.sleep(0.2)
     assert "Potentially invalid" not in pair.log_since(mark, "decode")

@@ -124,9 +124,11 @@ class Chat(Form):
     strips: bool = False
 
     def said(self, rng: random.Random, tokens: int) -> dict[str, Any]:
-        """Words of many scripts; most make a few tokens each."""
-        words = " ".join(rng.choices(_WORDS, k=max(1, tokens // 3)))
-        return {"role": "user", "content": words}
+        """Words of many scripts."""
+        words = ""
+        while _length(words) < tokens:
+            words += rng.choice(_WORDS) + " "
+        return {"role": "user", "content": words.strip()}
 
     def system(self, seed: int, number: int) -> dict[str, Any]:
         """A system message; `request` adds tools to some."""
@@ -141,8 +143,8 @@ class Chat(Form):
         return message
 
     def length(self, pieces: Sequence[Piece]) -> int:
-        """By bytes: the tokenizer knows few words."""
-        return sum(len(str(piece.get("content") or "").encode()) for piece in pieces) // 2
+        """About."""
+        return sum(_length(str(piece.get("content") or "")) for piece in pieces)
 
     def request(self, pieces: Sequence[Piece], system: int) -> dict[str, Any]:
         """A chat; with every third system prompt come tools."""
@@ -190,10 +192,12 @@ class Agent:
             self._asked = ways[0]
             return Step(kind, tuple(self._request(way) for way in ways))
         self._asked = self._history(kind)
-        pause = 2.5 if kind == "late" else 0.0
+        pause = 1.5 if kind == "late" else 0.0
         if kind == "retry":
-            request = {**self._request(self._asked), "stream": True}
-            return Step(kind, (request,), hang_up=self.rng.randrange(1, 12))
+            # Long enough that decode is not through before the client is gone.
+            long = {"stream": True, "max_tokens": 120, "ignore_eos": True}
+            request = {**self._request(self._asked), **long}
+            return Step(kind, (request,), hang_up=self.rng.randrange(1, 6))
         return Step(kind, (self._request(self._asked),), pause=pause)
 
     def answered(self, step: Step, turn: Turn) -> None:
@@ -287,6 +291,11 @@ def team(seed: int, size: int) -> list[Agent]:
             )
         )
     return agents
+
+
+def _length(text: str) -> int:
+    """Tokens, by bytes: the built-in model's tokenizer knows few words."""
+    return len(text.encode()) * 3 // 4
 
 
 def _tool(number: int) -> dict[str, Any]:

@@ -587,7 +587,7 @@ def test_prefill_is_the_server_that_computed_the_conversation_before() -> None:
         book = Playbook(request, fleet=fleet)
         book.expect(Know, False)
         leg = book.expect(Prefill, p_answer(PROMPT))
-        assert (leg.url, leg.prompt_tokens) == (known, 1)
+        assert (leg.url, leg.uncached) == (known, 1)
 
 
 def test_only_a_prefill_that_is_proven_with_its_decode_gets_a_handle() -> None:

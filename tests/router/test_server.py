@@ -369,6 +369,15 @@ async def test_data_parallel_ranks_are_not_restarts() -> None:
         assert (await w.router.state())["handles"] == 2
 
 
+async def test_a_router_that_ends_gives_back_what_only_it_knows() -> None:
+    async with world() as w:
+        for name in ("a", "b"):
+            await w.ask([user(f"{LONG} {name}")], conversation_id=name)
+        assert len(w.d.held) == 2
+    # The engines of a world end after its router, as they do in a deployment.
+    assert w.d.held == {}
+
+
 async def test_a_handle_that_expires_is_given_back() -> None:
     """Decode's own TTL may be far longer; until then nobody could reach those blocks."""
     async with world(ttl=0.05) as w:

@@ -103,7 +103,6 @@ async def test_the_longest_common_prefix_is_always_among_what_is_found(
             handle = await store.take(one.id)
             assert handle is not None
             assert one.equal == common_prefix(handle.held.tokens, ids(*prompt))
-            assert one.length * 4 == len(handle.held.tokens)
 
 
 async def test_a_handle_comes_back_as_it_was_kept(new_store: NewStore) -> None:
@@ -117,7 +116,7 @@ async def test_a_handle_comes_back_as_it_was_kept(new_store: NewStore) -> None:
         for back in (found, taken):
             assert back.deadline == pytest.approx(handle.deadline, abs=0.5)
             assert back.deadline <= handle.deadline
-        for name in ("conversation", "decode", "engine_start", "prefill", "block_size", "turns"):
+        for name in ("conversation", "decode", "engine_start", "prefill", "block_size"):
             assert getattr(found, name) == getattr(handle, name)
         assert (found.id, found.certain) == (handle.id, handle.held.certain)
         fields = set(Handle.__dataclass_fields__)

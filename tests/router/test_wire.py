@@ -149,6 +149,7 @@ async def fetch(
         (OK + b"Transfer-Encoding: Chunked\r\n\r\n" + chunked(b"ab", b"c"), b"abc"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\nx", b"x"),
+        (b"HTTP/1.1 102 \r\n\r\n" * 3000 + OK + b"Content-Length: 1\r\n\r\nx", b"x"),
         (
             OK + b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
             + chunked(gzip.compress(b"abc")),
@@ -281,6 +282,29 @@ async def test_a_request_that_is_given_up_ends_its_connection() -> None:
             async with asyncio.timeout(0.05):
                 await client.send("GET", f"{it.url}/x", None, {})
         await ended.wait()
+
+
+async def test_who_leaves_as_the_answer_comes_does_not_cut_off_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = OK + b"Content-Length: 3\r\n\r\nabc"
+    receive = wire._Connection.data_received
+    tasks: list[asyncio.Task[bytes]] = []
+
+    def and_leave(connection: wire._Connection, data: bytes) -> None:
+        if len(tasks) == 1:
+            # Its turn comes before that of who has been answered, and it takes the connection.
+            tasks.append(asyncio.create_task(fetch(it, client)))
+        receive(connection, data)
+        tasks[0].cancel()
+
+    monkeypatch.setattr(wire._Connection, "data_received", and_leave)
+    async with engine(answers(raw, raw)) as (it, client):
+        tasks.append(asyncio.create_task(fetch(it, client)))
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+        assert await tasks[1] == b"abc"
+        assert it.connections == 1
 
 
 async def test_a_slow_reader_stops_the_engine_and_gets_everything() -> None:
