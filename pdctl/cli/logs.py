@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdctl.base.errors import UsageError
+from pdctl.base.errors import NotFoundError, UsageError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import options, ui
 
@@ -34,7 +34,7 @@ def logs(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE]...",
+            metavar="FILE",
             help="Logs, also compressed; `-` is stdin. Without: those of the deployment.",
         ),
     ] = None,
@@ -90,7 +90,11 @@ def chosen(
         raise UsageError(f"`{role}` is not a role", where="--role", expected=", ".join(ROLES))
     if files:
         return [source_of(each) for each in files]
-    deployment = options.checked_name(name) if name else load_checked(file).config.name
+    try:
+        deployment = options.checked_name(name) if name else load_checked(file).config.name
+    except NotFoundError as error:
+        error.hints = ("name the logs: `pdctl logs FILE…`, `-` for stdin", *error.hints)
+        raise
     return sources_of(deployment, StateStore(deployment).load(), role)
 
 

@@ -56,10 +56,10 @@ class EventView:
                 self._line(f"    {each}", "dim")
 
     def _worth(self, event: "Event", concluded: "Sequence[Signature]") -> bool:
+        if event.severity == "note" and not concluded:
+            return False
         if event.signature is None:
             return True  # it was asked for
-        if not event.bad and not concluded:
-            return False
         self._shown[event.signature.id] += 1
         count = self._shown[event.signature.id]
         if count == _LINES_OF_ONE + 1:

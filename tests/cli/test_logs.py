@@ -105,6 +105,16 @@ def test_what_makes_no_sense_is_said(args: list[str], code: int, said: str) -> N
     assert said in result.stderr
 
 
+def test_without_logs_and_configuration_the_way_on_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PDCTL_FILE", raising=False)
+    result = run_cli("logs")
+    assert result.exit_code == ExitCode.NOT_FOUND
+    assert "hint: name the logs: `pdctl logs FILE…`, `-` for stdin" in result.stderr
+
+
 def test_stdin_is_read_as_it_comes() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pdctl", "logs", "--json", "-"],

@@ -41,11 +41,6 @@ class Event:
         """Of the signature."""
         return self.signature.id if self.signature else None
 
-    @property
-    def bad(self) -> bool:
-        """Whether something is to be done about it."""
-        return self.severity in ("block", "degrade")
-
     def as_dict(self) -> dict[str, object]:
         """The shape in `logs --json`."""
         return {

@@ -135,7 +135,9 @@ class Clock:
 
 def parse(raw: bytes, clock: Clock) -> Line:
     """Take a line apart; bytes that are not UTF-8 are replaced."""
-    text = raw[:LONGEST].decode("utf-8", "replace").rstrip("\r")
+    text = (raw if len(raw) <= LONGEST else raw[:LONGEST]).decode("utf-8", "replace")
+    if text[-1:] == "\r":
+        text = text.rstrip("\r")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     line = Line(text, text)

@@ -81,10 +81,11 @@ def events(
     sources: Iterable[Source], scanner: Scanner, *, keep: Keep | None = None
 ) -> Iterator[Event]:
     """Events of all sources in order of time; lines of one source stay in their own order."""
-    streams = [_in_order(_events(each, scanner, keep)) for each in sources]
+    streams = [_events(each, scanner, keep) for each in sources]
     if len(streams) == 1:
-        return (event for _, event in streams[0])
-    return (event for _, event in heapq.merge(*streams, key=lambda dated: dated[0]))
+        return streams[0]
+    dated = heapq.merge(*map(_in_order, streams), key=lambda dated: dated[0])
+    return (event for _, event in dated)
 
 
 def _in_order(found: Iterator[Event]) -> Iterator[tuple[float, Event]]:

@@ -141,6 +141,14 @@ class Summary:
         self.last: float | None = None
         self._judge = Judge()
         self._turns: deque[tuple[float, bool]] = deque()
+        self._measures: dict[str, Callable[[Event], None]] = {
+            "router.cache.hit": self._turn,
+            "router.cache.miss": self._turn,
+            "router.prefill.done": self._prefill,
+            "kv.transfer.metrics": self._moved,
+            "engine.load": self._loaded,
+            "kv.full": self._loaded,
+        }
 
     def of(
         self, events: Iterable[Event], wanted: "Callable[[Event], bool] | None" = None
@@ -242,7 +250,8 @@ class Summary:
         if signature is None:
             return
         self.signatures[signature.id] += 1
-        self._measure(event, signature.id)
+        if (measure := self._measures.get(signature.id)) is not None:
+            measure(event)
         if not signature.good:
             # A MISS is no finding by itself: what is wrong with it is concluded.
             severity = "note" if signature.id == "router.cache.miss" else event.severity
@@ -250,27 +259,27 @@ class Summary:
         for other in concluded:
             self._find(event, other, other.severity)
 
-    def _measure(self, event: Event, id: str) -> None:
-        fields = event.fields
-        match id:
-            case "router.cache.hit" | "router.cache.miss":
-                hit = id == "router.cache.hit"
-                self.hit += hit
-                self.miss += not hit
-                if fields.get("ms", "None") != "None":
-                    self.prefill.add(int(fields["ms"]))
-                if not hit:
-                    self.kinds[fields["kind"]] += 1
-                if event.ts is not None:
-                    self._turns.append((event.ts, hit))
-                    if self._turns[0][0] < event.ts - _WINDOW_S:
-                        self.rate(event.ts)
-            case "router.prefill.done":
-                self.prefill.add(int(fields["ms"]))
-            case "kv.transfer.metrics":
-                self.transfers.setdefault(event.role or event.source, Transfers()).add(fields)
-            case "engine.load" | "kv.full":
-                self.load[event.source] = fields
+    def _turn(self, event: Event) -> None:
+        hit = event.id == "router.cache.hit"
+        self.hit += hit
+        self.miss += not hit
+        if not hit:
+            self.kinds[event.fields["kind"]] += 1
+        if (ms := event.fields.get("ms")) is not None:
+            self.prefill.add(int(ms))
+        if event.ts is not None:
+            self._turns.append((event.ts, hit))
+            if self._turns[0][0] < event.ts - _WINDOW_S:
+                self.rate(event.ts)
+
+    def _prefill(self, event: Event) -> None:
+        self.prefill.add(int(event.fields["ms"]))
+
+    def _moved(self, event: Event) -> None:
+        self.transfers.setdefault(event.role or event.source, Transfers()).add(event.fields)
+
+    def _loaded(self, event: Event) -> None:
+        self.load[event.source] = event.fields
 
     def _find(
         self, event: Event, signature: Signature, severity: Severity, *, counted: bool = False

@@ -10,8 +10,8 @@ _EXAMPLE = "upstream's example proxy"
 _LINE = r"^\[(?P<request>[^\]]*)\] conv=(?P<conversation>.*): cache "
 _OUR_TAIL = (
     r"(?: \((?P<reason>\w+), reused=(?P<reused>\d+), prompt=(?P<prompt>\d+|None)"
-    r"(?:, prefill=(?P<ms>\d+|None) ms)?, retained=(?P<retained>\w+)"
-    r"(?:, retries=(?P<retries>[\w,]+))?\))?$"
+    r", retained=(?P<retained>\w+)(?:, retries=(?P<retries>[\w,]+))?\)"
+    r"(?:\. Prefill done in (?P<ms>\d+)ms)?)?$"
 )
 
 REUSE: tuple[Signature, ...] = (
@@ -38,8 +38,8 @@ REUSE: tuple[Signature, ...] = (
         literals=(": cache HIT", ROUTER_LITERAL),
         pattern=r"^(?:\[(?P<request>[^\]]*)\] )?conv=(?P<conversation>.*): cache HIT"
         r"(?: \((?:age=(?P<age>[\d.]+)s|(?P<reason>\w+), reused=(?P<reused>\d+),"
-        r" prompt=(?P<prompt>\d+|None)(?:, prefill=(?P<ms>\d+|None) ms)?,"
-        r" retained=(?P<retained>\w+)(?:, retries=(?P<retries>[\w,]+))?)\))?$",
+        r" prompt=(?P<prompt>\d+|None), retained=(?P<retained>\w+)"
+        r"(?:, retries=(?P<retries>[\w,]+))?)\)(?:\. Prefill done in (?P<ms>\d+)ms)?)?$",
         severity="note",
         good=True,
         roles=_ROUTER,
@@ -373,6 +373,18 @@ REUSE: tuple[Signature, ...] = (
         versions=_OURS,
         meaning="Decode keeps them until their TTL; that costs memory, nothing else.",
         fix=Fix("if decode runs full, look at prefill, which passes releases on"),
+        source="read: pdctl/router/driver.py",
+    ),
+    Signature(
+        id="router.release.late",
+        title="the router ended before all blocks were given back",
+        literals=(ROUTER_LITERAL,),
+        pattern=r"^(?P<handles>\d+) handles were not given back: decode keeps them for its TTL$",
+        severity="note",
+        roles=_ROUTER,
+        versions=_OURS,
+        meaning="Decode has less room until their TTL ends.",
+        fix=Fix("nothing, or restart decode if it must have the room at once"),
         source="read: pdctl/router/driver.py",
     ),
     Signature(

@@ -34,16 +34,16 @@ POSITIVE: dict[str, list[str]] = {
     "router.cache.miss": [
         EXAMPLE + f"[{ID}] conv=conv-0: cache MISS",
         EXAMPLE + f"[{ID}] conv=: cache MISS",
-        OURS + f"[{ID}] conv=c1: cache MISS (first_turn, reused=0, prompt=300, prefill=88 ms, "
-        "retained=kept)",
-        OURS + f"[{ID}] conv=c1: cache MISS (prefill_down, reused=0, prompt=None, prefill=None ms, "
-        "retained=no, retries=prefill_status,other_decode)",
+        OURS + f"[{ID}] conv=c1: cache MISS (first_turn, reused=0, prompt=300, retained=kept). "
+        "Prefill done in 88ms",
+        OURS + f"[{ID}] conv=c1: cache MISS (prefill_down, reused=0, prompt=None, retained=no, "
+        "retries=prefill_status,other_decode)",
         OURS + f"[{ID}] conv=c1: cache MISS (first_turn, reused=0, prompt=300, retained=kept)",
     ],
     "router.cache.hit": [
         EXAMPLE + "conv=conv-0: cache HIT (age=0.0s)",
-        OURS + f"[{ID}] conv=c1: cache HIT (continued, reused=448, prompt=700, prefill=9 ms, "
-        "retained=kept)",
+        OURS + f"[{ID}] conv=c1: cache HIT (continued, reused=448, prompt=700, retained=kept). "
+        "Prefill done in 9ms",
         OURS + f"[{ID}] conv=c1: cache HIT (edited, reused=448, prompt=700, retained=kept, "
         "retries=decode_failed)",
     ],
@@ -93,6 +93,9 @@ POSITIVE: dict[str, list[str]] = {
     "router.reuse.switched": [OURS_WARN + "reuse is set to 0.25, by tenant: {'a': 1.0}"],
     "router.release.failed": [
         OURS_WARN + "release of cmpl-1-0-ad8c6ea9 failed: Failure(status=500, kind='status')",
+    ],
+    "router.release.late": [
+        OURS_WARN + "12 handles were not given back: decode keeps them for its TTL",
     ],
     "router.requestlog.broken": [
         OURS_ERR + "the request log /var/log/r.jsonl loses lines: No space left on device",
@@ -382,6 +385,7 @@ NEAR: dict[str, list[str]] = {
     "router.pair.proven": [OURS + f"pair {P} × {D} proven: nothing"],
     "router.reuse.switched": [OURS + "reuse is set"],
     "router.release.failed": [OURS + "release of cmpl-1 worked"],
+    "router.release.late": [OURS + "12 handles were given back"],
     "router.requestlog.broken": [
         OURS_WARN + "the request log /var/log/r.jsonl goes on; 12 lines are lost"
     ],

@@ -40,7 +40,7 @@ def miss(conversation: str, reason: str | None = None) -> str:
     return f"[r] conv={conversation}: cache MISS{tail}"
 
 
-NOT_KEPT = "[r] conv=a: cache MISS (first_turn, reused=0, prompt=9, prefill=7 ms, retained=no)"
+NOT_KEPT = "[r] conv=a: cache MISS (first_turn, reused=0, prompt=9, retained=no)"
 KEPT = "conv=a: cached D blocks (remote_request_id=x, blocks=5)"
 SENT = "[r] conv=a: sending D's cached blocks to P (remote_request_id=x)"
 HIT = "conv=a: cache HIT (age=0.5s)"

@@ -10,8 +10,8 @@ SHOWN = ("info", "warning", "error", "exception", "log")
 OURS = "pdctl.router: "
 
 TEXTS = {
-    "[%s] conv=%s: cache %s (%s, reused=%d, prompt=%s, prefill=%s ms, retained=%s%s)":
-        "router.cache.miss",
+    "[%s] conv=%s: cache %s (%s, reused=%d, prompt=%s, retained=%s%s)%s": "router.cache.miss",
+    "%d handles were not given back: decode keeps them for its TTL": "router.release.late",
     "[%s] handle %s %s (%s)": "router.handle.unknown",
     "[%s] prefill %s failed: %s %s": "router.prefill.failed",
     "[%s] decode %s in mid-answer": "router.decode.interrupted",
