@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _LINES_OF_ONE = 20
 _WORST = 3
 _WIDTH = 200
+_CONTROLS = dict.fromkeys((*range(9), *range(10, 32), *range(127, 160)), "�")
 _ROLE_STYLES = {"prefill": "cyan", "decode": "magenta", "router": "green"}
 _MARKS = {"block": "bad", "degrade": "warn", "note": "skip"}
 _STYLES = {"block": "bad", "degrade": "warn", "note": "dim"}
@@ -50,10 +51,10 @@ class EventView:
         elif event.signature is not None:
             self._line(f"{ui.mark('ok')} {event.signature.id}", "ok", end=" ")
         said = event.fields.get("exception") or event.said
-        self._line(event.line if self._every or not said else said[:_WIDTH])
+        self._line(_safe(event.line if self._every or not said else said[:_WIDTH]))
         if self._every:
             for each in event.more:
-                self._line(f"    {each}", "dim")
+                self._line(f"    {_safe(each)}", "dim")
 
     def _worth(self, event: "Event", concluded: "Sequence[Signature]") -> bool:
         if event.severity == "note" and not concluded:
@@ -67,6 +68,11 @@ class EventView:
                 f"… further lines of `{event.signature.id}` are counted; `--all` shows them", "dim"
             )
         return count <= _LINES_OF_ONE
+
+
+def _safe(text: str) -> str:
+    """Somebody else's text, without what would command the terminal."""
+    return text if text.isprintable() else text.translate(_CONTROLS)
 
 
 def show_summary(summary: "Summary", sources: Sequence[str]) -> None:

@@ -5,10 +5,20 @@ import sys
 
 import pytest
 
-from pdctl.cli.logview import LiveView
+from pdctl.cli.logview import EventView, LiveView
 from pdctl.observe.logs.summary import Summary
 from tests.observe.logs.helpers import events
 from tests.observe.logs.lines import API, EXAMPLE, LOAD, POSITIVE
+
+
+def test_what_a_line_holds_does_not_command_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+    (event,) = events(POSITIVE["kv.read.declined"][0] + " \x1b]0;title\x07 \x1b[31mred\tx\n")
+    for every in (True, False):
+        EventView(every=every).show(event, ())
+    assert out.getvalue().count("�]0;title� red\tx\n") == 2
 
 
 class Terminal(io.StringIO):

@@ -5,7 +5,7 @@ event, however many lines it has and whoever writes between them.
 """
 
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from pdctl.base.fix import SEVERITIES
@@ -392,14 +392,15 @@ def role_of(name: str) -> str | None:
     return None
 
 
-def role_in(begin: Sequence[str] | bytes) -> str | None:
-    """The role that the first lines of a log tell, where its name does not."""
-    text = begin if isinstance(begin, bytes) else "\n".join(begin).encode()
-    for role, marks in (
-        ("router", (b"disagg_proxy: ", b"pdctl.router: ")),
-        ("prefill", (b"kv_producer", b"prefill-")),
-        ("decode", (b"kv_consumer", b"decode-")),
-    ):
-        if any(mark in text for mark in marks):
-            return role
-    return None
+def role_in(begin: bytes) -> str | None:
+    """The role that the beginning of a log tells, where its name does not; None if it is mixed."""
+    found = [role for role, marks in _MARKS if any(mark in begin for mark in marks)]
+    return found[0] if len(found) == 1 else None
+
+
+_MARKS = (
+    ("router", (b"disagg_proxy: ", b"pdctl.router: ")),
+    ("prefill", (b"kv_producer",)),
+    ("decode", (b"kv_consumer",)),
+)
+"""What each of them writes when it starts, and nobody else."""

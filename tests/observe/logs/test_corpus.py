@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.observe.logs.read import events, source_of
+from pdctl.observe.logs.report import read_all
 from pdctl.observe.logs.summary import Summary
 from tests.observe.logs.helpers import SCANNER
 
@@ -50,11 +51,7 @@ BY_FILE = {
 
 
 def read(folder: Path, *names: str) -> Summary:
-    summary = Summary()
-    for _ in summary.of(events([source_of(str(folder / name)) for name in names], SCANNER)):
-        pass
-    summary.close()
-    return summary
+    return read_all([source_of(str(folder / name)) for name in names])
 
 
 def judge(folder: Path) -> None:
@@ -80,8 +77,22 @@ def test_the_whole() -> None:
     judge(Path(os.environ["PDCTL_CORPUS"]))
 
 
-def test_roles_are_known_by_name_or_by_what_is_written() -> None:
-    roles = {event.role for event in events([source_of(str(SAMPLE / "proxy.log"))], SCANNER)}
-    assert roles == {"router"}
-    roles = {event.role for event in events([source_of(str(SAMPLE / "decode.log"))], SCANNER)}
-    assert roles == {"decode"}
+@pytest.mark.parametrize(("name", "role"), [
+    ("proxy.log", "router"), ("decode.log", "decode"), ("prefill.log", "prefill"),
+])  # fmt: skip
+def test_roles_are_known_by_name_or_by_what_is_written(
+    name: str, role: str, tmp_path: Path
+) -> None:
+    unnamed = tmp_path / "x.log"
+    unnamed.write_bytes((SAMPLE / name).read_bytes())
+    for path in (SAMPLE / name, unnamed):
+        assert {event.role for event in events([source_of(str(path))], SCANNER)} == {role}
+
+
+def test_of_mixed_logs_lines_tell_their_role_where_only_one_writes_them(tmp_path: Path) -> None:
+    mixed = tmp_path / "x.log"
+    mixed.write_bytes(b"".join((SAMPLE / name).read_bytes() for name in BY_FILE))
+    found = list(events([source_of(str(mixed))], SCANNER))
+    roles = {event.id: event.role for event in found}
+    assert (roles["kv.read.declined"], roles["router.cache.miss"]) == ("prefill", "router")
+    assert roles["kv.lease.expired"] is None
