@@ -48,7 +48,6 @@ _POD = re.compile(r"\[(?P<tag>pod/[^\]\s]+)\] ")
 _COMPOSE = re.compile(r"(?P<tag>[A-Za-z0-9][\w.-]*) +\| ")
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
-_PRIORITIES = ("CRITICAL",) * 3 + ("ERROR", "WARNING", "INFO", "INFO", "DEBUG")
 _WRAPPINGS = 4
 _CACHED = 4096
 
@@ -273,8 +272,7 @@ def _journald(line: Line, record: dict[str, Any]) -> bool:
     )
     stamp = str(record.get("__REALTIME_TIMESTAMP") or "")
     line.ts = int(stamp) / 1e6 if stamp.isdigit() else line.ts
-    priority = str(record.get("PRIORITY") or "")
-    line.level = _PRIORITIES[int(priority)] if priority in set("01234567") else line.level
+    # Its PRIORITY is no level: what a service writes to stdout is all of the same.
     return True
 
 

@@ -28,6 +28,8 @@ _UNDATED = (b"INFO:  ", b"  ", b"\t")
 # What may stand between the parts of one traceback.
 _JOINS = ("During handling of the above", "The above exception was", "Traceback (most recent")
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<said>.*))?$")
+_HARMLESS = ("INFO", "DEBUG")
+"""Levels at which nobody tells of a fault, but requests are logged with what users wrote."""
 _MAY_HAVE_ONE = ("ERROR", "CRITICAL", "")
 """Levels of lines behind which a traceback may come; others need not wait for the next line."""
 _NOT_INDENTED = re.compile(rb"\n(?=[^ \t])")
@@ -224,6 +226,8 @@ class Stream:
 
     def _match(self, line: Line, candidates: Candidates) -> tuple[Signature, dict[str, str]] | None:
         for signature in candidates:
+            if signature.loose and line.level in _HARMLESS:
+                continue
             if found := signature.regex.search(line.message):
                 fields = found.groupdict()
                 if None in fields.values():

@@ -60,6 +60,11 @@ class Signature:
         """The pattern, compiled once."""
         return re.compile(self.pattern)
 
+    @cached_property
+    def loose(self) -> bool:
+        """Whether it may stand anywhere in a message, so also in a prompt that was logged."""
+        return not self.good and not self.pattern.startswith("^")
+
     @property
     def fields(self) -> tuple[str, ...]:
         """What is taken out of a line."""

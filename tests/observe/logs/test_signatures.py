@@ -78,3 +78,14 @@ def test_texts_are_sentences() -> None:
         assert signature.meaning.endswith("."), signature.id
         assert not signature.title.endswith("."), signature.id
         assert signature.source, signature.id
+
+
+def test_what_a_user_wrote_is_no_fault_of_the_engine() -> None:
+    for signature in SPOKEN:
+        for line in POSITIVE[signature.id]:
+            said = line.partition("] ")[2] or line
+            logged = f"Received request chatcmpl-1: prompt: '{said}', params: SamplingParams(n=1)"
+            assert ids(f"(APIServer pid=1) INFO 11-29 15:29:23 [logger.py:41] {logged}\n") in (
+                [],
+                ["nixl.rail"],  # says that something works
+            ), line
