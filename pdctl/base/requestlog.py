@@ -19,7 +19,7 @@ class RequestRecord:
         total_ms: arrival to the end of the answer, so `ts` plus this is when decode's clock began.
         prefill_ms: the prefill leg that counted; None when decode did it all.
         tenant: whose API key it was; empty without keys.
-        decode: URL of the decode server that answered; empty when none did.
+        decode: URL of the decode server that was asked last; empty when none was.
     """
 
     conversation_id: str

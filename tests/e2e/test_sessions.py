@@ -54,7 +54,9 @@ SEEDS = {
 HURRY_S = 6.0
 """TTL of the router of agents in a hurry; the others' is far longer than a test."""
 
-OVERALL = 0.95
+OVERALL, OVERALL_SHORT = 0.95, 0.9
+"""Of what the oracle says was possible. A short session has so few tokens that two or three turns
+decide, in which the oracle sees that nobody will need a handle again, and the router cannot."""
 FLOORS = {"append": 0.95, "regenerate": 0.9, "twins": 0.9, "cut": 0.8, "edit": 0.7}
 """Of what the oracle says was possible, by what the turn did to its history. Kinds that can reuse
 little at best, because they replace what comes first, have none: of little, much is lost by
@@ -91,15 +93,18 @@ async def test_answers_equal_cold_ones_and_reuse_is_near_the_best(
     leg: str,
     turns: int,
 ) -> None:
+    soak = turns > 100
+    if leg.endswith("ngram"):
+        turns = turns * 2 // 3  # on a CPU each step of theirs takes several times as long
     stage = Stage(pair, session, *doors)
-    agents = team(seed=SEEDS[leg] + turns - 48, size=9 + turns // 50)
+    agents = team(seed=SEEDS[leg] + 1000 * soak, size=9 + turns // 50)
     pulled = []
-    for part in range(2 if turns > 100 else 1):
+    for part in range(2 if soak else 1):
         if part:
             await restart_decode(pair, session, doors)
             stage.era += 1
         before = await pair.metrics(session, "prefill")
-        await stage.play(agents, turns if turns < 100 else turns // 2)
+        await stage.play(agents, turns // 2 if soak else turns)
         pulled.append(await pulls_since(pair, session, before))
     await stage.ask_cold()
 
@@ -117,13 +122,13 @@ async def test_answers_equal_cold_ones_and_reuse_is_near_the_best(
     assert sum(each.transfers for each in pulled) == len(hits)
     if own is None:
         assert sum(each.tokens for each in pulled) == sum(hits)
-    assert_near_the_best(verdict)
+    assert_near_the_best(verdict, OVERALL if soak else OVERALL_SHORT)
     await assert_nothing_stays_pinned(pair, session, doors, stage.played)
 
 
-def assert_near_the_best(verdict: Verdict) -> None:
+def assert_near_the_best(verdict: Verdict, overall: float) -> None:
     """The bars, and that the oracle is one: nobody does better than it by more than a race."""
-    assert verdict.total.share >= OVERALL
+    assert verdict.total.share >= overall
     low = {
         kind: tally
         for kind, tally in verdict.kinds.items()

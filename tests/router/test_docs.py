@@ -1,4 +1,4 @@
-"""docs/router.md names every limit with its default, and every reason a turn can have."""
+"""docs/router.md names every limit with its default, every metric, and every reason."""
 
 import re
 from dataclasses import fields
@@ -7,6 +7,7 @@ from pathlib import Path
 from pdctl.base.requestlog import RequestRecord
 from pdctl.config.model import RouterLimits
 from pdctl.engine.example import LIMITS
+from pdctl.router.metrics import RouterMetrics
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "router.md").read_text()
@@ -37,10 +38,38 @@ def test_the_request_logs_fields_are_explained() -> None:
         assert f"`{field.name}`" in DOC
 
 
-def test_every_reason_is_explained() -> None:
-    source = (ROOT / "pdctl" / "router" / "core.py").read_text()
-    reasons = set(re.findall(r'report\.reason = "([a-z_]+)"', source))
-    reasons |= set(re.findall(r'return "(\w+)"', (ROOT / "pdctl/router/fleet.py").read_text()))
-    assert reasons
-    missing = sorted(reason for reason in reasons if f"`{reason}`" not in DOC)
-    assert missing == []
+def test_every_metric_is_in_the_table_with_its_labels() -> None:
+    metrics = RouterMetrics()
+    told = set(re.findall(r"^\| `(pdctl_router_\w+(?:{[\w,]+})?)`", DOC, re.MULTILINE))
+    has = set()
+    for metric, names in metrics.registry._collector_to_names.items():
+        labels = ",".join(metric._labelnames)
+        name = next((name for name in names if name.endswith("_total")), metric._name)
+        has.add(f"{name}{{{labels}}}" if labels else name)
+    assert told == has
+
+
+def found(pattern: str, *modules: str) -> set[str]:
+    texts = [(ROOT / "pdctl" / "router" / f"{module}.py").read_text() for module in modules]
+    words = set(re.findall(pattern, "\n".join(texts)))
+    assert words, pattern
+    return words
+
+
+def test_every_reason_of_a_turn_is_explained() -> None:
+    reasons = found(r'report\.reason = "([a-z_]+)"', "core")
+    reasons |= found(r'return \(?"([a-z_]+)"', "core", "fleet")
+    reasons |= found(r' else "([a-z_]+)"', "core")
+    assert {"expired", "below_threshold", "left_to_another", "pair_paused"} <= reasons
+    assert [reason for reason in sorted(reasons) if f"`{reason}`" not in DOC] == []
+
+
+def test_every_reason_of_a_release_is_explained() -> None:
+    begin, end = DOC.index("### What is given back"), DOC.index("### Which servers get a turn")
+    told = set(re.findall(r"`(\w+)`", DOC[begin:end]))
+    reasons = found(r'return None, "(\w+)"', "core")
+    reasons |= found(r'return "(\w+)"', "match")
+    reasons |= found(r'(?:let_go|release_of)\(.*"(\w+)"\)', "core", "driver", "probe", "server")
+    reasons |= found(r'let_go\(.*"(\w+)"\)', "admin") | found(r', "(client_\w+)"\)', "driver")
+    reasons |= found(r'releases\.labels\((?:.* else )?"(\w+)"', "driver")
+    assert reasons - told == set()

@@ -268,6 +268,15 @@ def test_hits_are_kept_and_load_is_even(seed: int) -> None:
     assert max(kept) < 1.2 * mean(kept)
 
 
+def test_what_is_computed_again_has_to_weigh_more_than_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = Simulation().run()
+    monkeypatch.setattr("pdctl.router.fleet._COMPUTED_AGAIN", 1)
+    once = Simulation().run()
+    assert once.tokens - once.hits > 1.15 * (ours.tokens - ours.hits)
+
+
 def test_engines_that_go_and_come_back() -> None:
     gone, back = 200.0, 400.0
     simulation = Simulation()
