@@ -42,7 +42,7 @@ class EventView:
         """Print it, if it is to be seen."""
         if not self._every and not self._worth(event, concluded):
             return
-        when = time.strftime("%m-%d %H:%M:%S", time.localtime(event.ts)) if event.ts else "-" * 14
+        when = _clock(event.ts) if event.ts is not None else "-" * 14
         who = event.role or event.source
         self._line(f"{when} {who:<8}", _ROLE_STYLES.get(event.role or "", ""), end=" ")
         if event.signature is not None and event.severity and not event.signature.good:
@@ -164,7 +164,10 @@ def _speeds(summary: "Summary") -> list[str]:
 
 
 def _clock(ts: float) -> str:
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(ts))
+    try:
+        return time.strftime("%m-%d %H:%M:%S", time.localtime(ts))
+    except (ValueError, OverflowError, OSError):
+        return "-" * 14
 
 
 class LiveView:

@@ -3,6 +3,7 @@
 User text never goes through rich's markup: brackets in paths and logs must survive.
 """
 
+import io
 import json as jsonlib
 import os
 import sys
@@ -60,6 +61,8 @@ def writer() -> Writer:
     Beside the styles of `say`, a style is one of rich's. The stream is not flushed at each line.
     """
     out = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="replace")  # logs hold what not every terminal can show
     if not out.isatty():
 
         def plain(text: str, style: str = "", end: str = "\n") -> None:
@@ -101,8 +104,12 @@ class JsonLines:
 
     def flush(self) -> None:
         """Print what waits."""
-        sys.stdout.write(self._waiting.decode())
         sys.stdout.flush()
+        if (raw := getattr(sys.stdout, "buffer", None)) is not None:
+            raw.write(self._waiting)  # JSON is UTF-8, whatever the terminal is
+            raw.flush()
+        else:
+            sys.stdout.write(self._waiting.decode())
         self._waiting.clear()
 
 

@@ -27,11 +27,13 @@ def watched(
             [sys.executable, "-m", "pdctl", *command], stdout=stdout, stderr=stderr
         )
         try:
-            _wait(lambda: "last minute" in err.read_text() or "--json" in command)
-            if "--json" in command:
-                time.sleep(1.5)  # it says nothing when it begins
-            act()
-            _wait(lambda: until in out.read_text() + err.read_text())
+            said = lambda text: text in out.read_text() + err.read_text()  # noqa: E731
+            if "--json" in command:  # it says nothing when it begins, so until it says something
+                _wait(lambda: act() or said(until), pause=0.3)
+            else:
+                _wait(lambda: said("last minute"))
+                act()
+                _wait(lambda: said(until))
             running.send_signal(signal.SIGINT)
             code = running.wait(10)
         finally:
@@ -40,11 +42,11 @@ def watched(
     return code, out.read_text(), err.read_text()
 
 
-def _wait(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+def _wait(so: Callable[[], bool], pause: float = 0.02) -> None:
+    deadline = time.monotonic() + 30
     while not so():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def append(log: Path, *lines: str) -> None:
@@ -88,5 +90,6 @@ def test_json_is_events_then_the_summary(deployed: Deployed, tmp_path: Path) -> 
     )  # fmt: skip
     assert code == ExitCode.INTERRUPTED
     *events, last = [json.loads(line) for line in out.splitlines()]
-    assert "kv.read.declined" in [event["signature"] for event in events]
-    assert last["summary"]["signatures"]["kv.read.declined"] == 1
+    seen = [event["signature"] for event in events].count("kv.read.declined")
+    assert seen > 0
+    assert last["summary"]["signatures"]["kv.read.declined"] == seen

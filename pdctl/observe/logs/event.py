@@ -64,7 +64,11 @@ def stamp(ts: float | None) -> str | None:
     if (known := _stamps.get(ts)) is None:
         if len(_stamps) > 1024:
             _stamps.clear()
-        known = _stamps[ts] = datetime.fromtimestamp(ts).astimezone().isoformat()
+        try:
+            known = datetime.fromtimestamp(ts).astimezone().isoformat()
+        except (ValueError, OverflowError, OSError):  # at the ends of what dates can be
+            return None
+        _stamps[ts] = known
     return known
 
 

@@ -48,6 +48,7 @@ _POD = re.compile(r"\[(?P<tag>pod/[^\]\s]+)\] ")
 _COMPOSE = re.compile(r"(?P<tag>[A-Za-z0-9][\w.-]*) +\| ")
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+_MICROSECONDS = re.compile(r"[0-9]{1,16}")
 _WRAPPINGS = 4
 _CACHED = 4096
 
@@ -271,7 +272,7 @@ def _journald(line: Line, record: dict[str, Any]) -> bool:
         or ""
     )
     stamp = str(record.get("__REALTIME_TIMESTAMP") or "")
-    line.ts = int(stamp) / 1e6 if stamp.isdigit() else line.ts
+    line.ts = int(stamp) / 1e6 if _MICROSECONDS.fullmatch(stamp) else line.ts
     # Its PRIORITY is no level: what a service writes to stdout is all of the same.
     return True
 

@@ -1,7 +1,15 @@
 """Lines of vLLM's engines and of NIXL about KV on its way."""
 
 from pdctl.base.fix import Fix
-from pdctl.observe.signatures.model import ANYONE, ENGINES, NOTHING, Role, Signature
+from pdctl.observe.signatures.model import (
+    ANYONE,
+    COUNT,
+    ENGINES,
+    NOTHING,
+    NUMBER,
+    Role,
+    Signature,
+)
 
 _P: tuple[Role, ...] = ("prefill",)
 _D: tuple[Role, ...] = ("decode",)
@@ -131,12 +139,12 @@ ENGINE: tuple[Signature, ...] = (
         id="kv.transfer.metrics",
         title="KV was moved",
         literals=("KV Transfer metrics: ",),
-        pattern=r"^KV Transfer metrics: Num successful transfers=(?P<transfers>\d+), "
-        r"Avg xfer time \(ms\)=(?P<avg_ms>[\d.]+), P90 xfer time \(ms\)=(?P<p90_ms>[\d.]+)"
-        r"(?:.*?Avg MB per transfer=(?P<avg_mb>[\d.]+))?"
-        r"(?:.*?Throughput \(MB/s\)=(?P<mb_per_s>[\d.]+))?"
-        r"(?:.*?Num failed transfers=(?P<failed>\d+))?"
-        r"(?:.*?Num KV expired reqs=(?P<expired>\d+))?",
+        pattern=rf"^KV Transfer metrics: Num successful transfers=(?P<transfers>{COUNT}), "
+        rf"Avg xfer time \(ms\)=(?P<avg_ms>{NUMBER}), P90 xfer time \(ms\)=(?P<p90_ms>{NUMBER})"
+        rf"(?:.*?Avg MB per transfer=(?P<avg_mb>{NUMBER}))?"
+        rf"(?:.*?Throughput \(MB/s\)=(?P<mb_per_s>{NUMBER}))?"
+        rf"(?:.*?Num failed transfers=(?P<failed>{COUNT}))?"
+        rf"(?:.*?Num KV expired reqs=(?P<expired>{COUNT}))?",
         severity="note",
         good=True,
         meaning="The engine that reads writes it: on prefill they are reads from decode, the reuse "
@@ -164,7 +172,7 @@ ENGINE: tuple[Signature, ...] = (
         title="requests wait while kept blocks fill the engine",
         literals=("KV cache usage: ",),
         pattern=r"^Engine (?P<engine>\d+): .*Running: (?P<running>0) reqs, "
-        r"Waiting: (?P<waiting>[1-9]\d*) reqs.*KV cache usage: "
+        r"Waiting: (?P<waiting>[1-9]\d{0,14}) reqs.*KV cache usage: "
         r"(?P<usage>(?:[89]\d|100)(?:\.\d+)?)%",
         severity="degrade",
         meaning="Nothing runs, requests wait, and the KV cache is as good as full: idle "
@@ -179,8 +187,8 @@ ENGINE: tuple[Signature, ...] = (
         id="engine.load",
         title="load of an engine",
         literals=("KV cache usage: ",),
-        pattern=r"^Engine (?P<engine>\d+): .*Running: (?P<running>\d+) reqs, "
-        r"Waiting: (?P<waiting>\d+) reqs.*KV cache usage: (?P<usage>[\d.]+)%",
+        pattern=rf"^Engine (?P<engine>\d+): .*Running: (?P<running>{COUNT}) reqs, "
+        rf"Waiting: (?P<waiting>{COUNT}) reqs.*KV cache usage: (?P<usage>{NUMBER})%",
         severity="note",
         good=True,
         meaning="Requests that run and wait, and how full the KV cache is, every ten seconds.",

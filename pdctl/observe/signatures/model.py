@@ -77,3 +77,6 @@ class Signature:
 
 
 NOTHING = Fix("nothing is to be done")
+NUMBER = r"\d{1,15}(?:\.\d{1,15})?"
+"""A number that is one, whatever a line says: such groups are computed with."""
+COUNT = r"\d{1,15}"

@@ -11,7 +11,7 @@ _LINE = r"^\[(?P<request>[^\]]*)\] conv=(?P<conversation>.*): cache "
 _OUR_TAIL = (
     r"(?: \((?P<reason>\w+), reused=(?P<reused>\d+), prompt=(?P<prompt>\d+|None)"
     r", retained=(?P<retained>\w+)(?:, retries=(?P<retries>[\w,]+))?\)"
-    r"(?:\. Prefill done in (?P<ms>\d+)ms)?)?$"
+    r"(?:\. Prefill done in (?P<ms>\d{1,15})ms)?)?$"
 )
 
 REUSE: tuple[Signature, ...] = (
@@ -39,7 +39,7 @@ REUSE: tuple[Signature, ...] = (
         pattern=r"^(?:\[(?P<request>[^\]]*)\] )?conv=(?P<conversation>.*): cache HIT"
         r"(?: \((?:age=(?P<age>[\d.]+)s|(?P<reason>\w+), reused=(?P<reused>\d+),"
         r" prompt=(?P<prompt>\d+|None), retained=(?P<retained>\w+)"
-        r"(?:, retries=(?P<retries>[\w,]+))?)\)(?:\. Prefill done in (?P<ms>\d+)ms)?)?$",
+        r"(?:, retries=(?P<retries>[\w,]+))?)\)(?:\. Prefill done in (?P<ms>\d{1,15})ms)?)?$",
         severity="note",
         good=True,
         roles=_ROUTER,
@@ -53,7 +53,7 @@ REUSE: tuple[Signature, ...] = (
         id="router.prefill.done",
         title="prefill answered",
         literals=("Prefill done in ", ROUTER_LITERAL),
-        pattern=r"^\[(?P<request>[^\]]*)\] Prefill done in (?P<ms>\d+)ms$",
+        pattern=r"^\[(?P<request>[^\]]*)\] Prefill done in (?P<ms>\d{1,15})ms$",
         severity="note",
         good=True,
         roles=_ROUTER,
