@@ -8,53 +8,27 @@ the answer which handle to use: packing, the look-up, and the comparison of toke
 """
 
 import asyncio
-import random
 import statistics
 import sys
 import time
+from array import array
+
+from router.handles import SCOPE, conversation, handle, ids
 
 from pdctl.router import match
-from pdctl.router.handle import Conversation, Handle, Scope
 from pdctl.router.memory import MemoryStore
 
-SCOPE = Scope("", "m", "")
 SYSTEM = 4000
 ROUNDS = 30
-BLOCK = 16
 
 
-def ids(seed: int, count: int) -> list[int]:
-    return random.Random(seed).choices(range(150_000), k=count)
-
-
-def handle(place: int, tokens: list[int]) -> Handle:
-    packed = match.packed(tokens)
-    assert packed is not None
-    params = {
-        "do_remote_decode": True,
-        "remote_block_ids": [list(range(len(tokens) // BLOCK + 1))],
-        "remote_engine_id": "e",
-        "remote_request_id": f"r{place}",
-        "remote_host": "10.0.0.2",
-        "remote_port": 5600,
-    }
-    return Handle.of(
-        params,
-        scope=SCOPE,
-        conversation=Conversation("", f"a{place}"),
-        decode="http://d:1",
-        held=match.Retained(packed, len(tokens) - 1),
-        block_size=BLOCK,
-        deadline=1e12,
-    )
-
-
-async def look(store: MemoryStore, prompt: list[int], place: int) -> tuple[float, int]:
+async def look(store: MemoryStore, prompt: bytes, place: int) -> tuple[float, int]:
     """Seconds, and the tokens that could be reused."""
+    unpacked = array("I", prompt).tolist()
     began = time.perf_counter()
-    packed = match.packed(prompt)
+    packed = match.packed(unpacked)
     assert packed is not None
-    found = await store.find(SCOPE, packed, Conversation("", f"a{place}"))
+    found = await store.find(SCOPE, packed, conversation(place))
     best = max(found, key=lambda one: min(one.equal, one.certain))
     return time.perf_counter() - began, best.equal
 
@@ -69,7 +43,8 @@ async def measure(length: int, handles: int) -> None:
         await store.put(handle(place, system + ids(place + 1, 200)))
     next_turns = [await look(store, own[p] + ids(10**7 + p, 50), p) for p in range(ROUNDS)]
     new = [
-        await look(store, system + ids(2 * 10**7 + p, length - SYSTEM), -1) for p in range(ROUNDS)
+        await look(store, system + ids(2 * 10**7 + p, length - SYSTEM), handles + p)
+        for p in range(ROUNDS)
     ]
     assert all(equal == length for _, equal in next_turns)
     assert all(SYSTEM <= equal < SYSTEM + 10 for _, equal in new)

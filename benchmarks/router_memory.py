@@ -11,60 +11,20 @@ import argparse
 import asyncio
 import gc
 import os
-import random
 import tracemalloc
-from array import array
 
-import orjson
 import psutil
+from router.handles import handle, ids
 
-from pdctl.router.handle import Conversation, Handle, Scope
-from pdctl.router.match import Retained
 from pdctl.router.memory import MemoryStore
 
 BAR_KIB = 128
-BLOCK = 16
-VOCABULARY = 150_000
-SCOPE = Scope(tenant="", model="model", salt="")
-
-
-def handle(number: int, tokens: int) -> Handle:
-    """What is kept of a turn: its own tokens, and parameters as vLLM gives them."""
-    chance = random.Random(number)
-    ids = array("I", (chance.randrange(VOCABULARY) for _ in range(tokens)))
-    first = chance.randrange(1_000_000)
-    answer = {
-        "do_remote_prefill": False,
-        "do_remote_decode": True,
-        "remote_block_ids": [list(range(first, first + -(-tokens // BLOCK)))],
-        "remote_engine_id": "pair-decode-0-0123456789abcdef",
-        "remote_request_id": f"chatcmpl-{chance.getrandbits(128):032x}",
-        "remote_host": "10.0.0.2",
-        "remote_port": 5600,
-        "tp_size": 1,
-        "dcp_size": 1,
-        "pp_size": 1,
-        "remote_num_tokens": tokens - 1,
-        "remote_blocks_expiry_time": 12345.678,
-        "transfer_mode": "pull",
-    }
-    name = f"{chance.getrandbits(128):032x}"
-    return Handle.of(
-        orjson.loads(orjson.dumps(answer)),
-        scope=SCOPE,
-        conversation=Conversation(name=name, anchor=name),
-        decode="http://10.0.0.2:8200",
-        prefill="http://10.0.0.1:8100",
-        held=Retained(ids.tobytes(), tokens - 1),
-        block_size=BLOCK,
-        deadline=1e9,
-    )
 
 
 async def fill(store: MemoryStore, numbers: range, tokens: int) -> None:
     """Keep one handle for each number."""
     for number in numbers:
-        if evicted := await store.put(handle(number, tokens)):
+        if evicted := await store.put(handle(number, ids(number, tokens))):
             raise SystemExit(f"the store let {len(evicted)} handles go: there are too many")
 
 

@@ -9,7 +9,6 @@ what the server itself needs is its own count, over all operations.
 """
 
 import asyncio
-import random
 import statistics
 import subprocess
 import sys
@@ -20,44 +19,13 @@ from contextlib import suppress
 from typing import Any
 
 import redis
+from router.handles import SCOPE, conversation, handle, ids
 
-from pdctl.router import match
-from pdctl.router.handle import Conversation, Handle, Scope
+from pdctl.router.handle import Conversation
 from pdctl.router.redis_store import RedisStore, digests
 
-SCOPE = Scope("", "m", "")
 SYSTEM = 4000
 ROUNDS = 30
-BLOCK = 16
-
-
-def ids(seed: int, count: int) -> bytes:
-    packed = match.packed(random.Random(seed).choices(range(150_000), k=count))
-    assert packed is not None
-    return packed
-
-
-def handle(place: int, tokens: bytes) -> Handle:
-    length = match.count(tokens)
-    params = {
-        "do_remote_decode": True,
-        "remote_block_ids": [random.Random(place).choices(range(60_000), k=length // BLOCK + 1)],
-        "remote_engine_id": "3f0c8a52-4b7e-4c7e-9f3e-0e5a2c1b7d55",
-        "remote_request_id": f"chatcmpl-{place:032x}",
-        "remote_host": "10.0.0.2",
-        "remote_port": 5600,
-        "remote_num_tokens": length - 1,
-    }
-    return Handle.of(
-        params,
-        scope=SCOPE,
-        conversation=Conversation("", f"a{place}"),
-        decode="http://10.0.0.2:8200",
-        prefill="http://10.0.0.1:8100",
-        held=match.Retained(tokens, length - 1),
-        block_size=BLOCK,
-        deadline=time.monotonic() + 10_000,
-    )
 
 
 class Timed:
@@ -90,11 +58,11 @@ async def measure(url: str, server: redis.Redis, length: int, handles: int) -> N
     server.config_resetstat()
     timed, cpu = Timed(), time.process_time()
     for place, tokens in enumerate(own):
-        conversation = Conversation("", f"a{place}")
-        await timed("knows", store.knows(SCOPE, conversation))
+        own_one = conversation(place)
+        await timed("knows", store.knows(SCOPE, own_one))
         digests.cache_clear()
         prompt = tokens + ids(10**7 + place, 50)
-        found = await timed("next turn", store.find(SCOPE, prompt, conversation))
+        found = await timed("next turn", store.find(SCOPE, prompt, own_one))
         best = max(found, key=lambda one: one.equal)
         assert best.equal == length
         taken = await timed("take", store.take(best.id))
@@ -104,7 +72,7 @@ async def measure(url: str, server: redis.Redis, length: int, handles: int) -> N
     calls = server.info("commandstats")["cmdstat_evalsha"]["usec_per_call"]
     for place in range(ROUNDS):
         prompt = system + ids(2 * 10**7 + place, length - SYSTEM)
-        found = await timed("new chat", store.find(SCOPE, prompt, Conversation("", "")))
+        found = await timed("new chat", store.find(SCOPE, prompt, Conversation()))
         assert all(SYSTEM <= one.equal < SYSTEM + 10 for one in found)
     timed.show(length)
     print(f"{length:>8} tokens  {memory:.0f} KiB of memory a handle, {cpu * 1000:.1f} ms of the")

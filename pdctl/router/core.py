@@ -60,7 +60,7 @@ class Policy:
         ttl: seconds for which a handle is offered.
         share: share of conversations for which reuse and retention are on, 0 to 1.
         tenant_shares: the same for tenants that have one of their own.
-        distrusted: request shapes for which `/tokenize` and the engine disagreed.
+        distrusted: request shapes for which prefill computed with other ids than it had said.
     """
 
     threshold: int
@@ -526,7 +526,7 @@ class _Turn:
         self.fleet.reuse_dropped(prefill, one.decode, one.engine_start, self.clock())
         if taken is None:
             return "taken"
-        yield Keep(taken)
+        yield from self._keep(taken)
         return "diverged"
 
     def _judge(self, one: Found) -> tuple[str, str]:
@@ -595,7 +595,7 @@ class _Turn:
         if isinstance(result, Failure) and result.refused:
             # Refused before the engine saw it: the handle is as good as before.
             self.fleet.reuse_dropped(prefill, handle.decode, handle.engine_start, self.clock())
-            yield Keep(handle)
+            yield from self._keep(handle)
             self.claimed = None
             return None
         if isinstance(result, Failure):
@@ -622,14 +622,15 @@ class _Turn:
         return result
 
     def _distrust(self) -> Generator[Action, Any, None]:
-        """`/tokenize` gave other ids than prefill computed with: wrong KV was pulled."""
+        """Prefill computed with other ids than it had said: wrong KV was pulled."""
         self.policy.distrusted.add(self.shape)
         self.report.retries.append("prompt_mismatch")
         self.report.reason = "prompt_mismatch"
         # What was pulled now stands in prefill's prefix cache under this prompt. A salt of its
         # own keeps the cold run, and nothing else, away from it.
         self.cold_salt = f"pdctl-cold-{self.request.request_id}"
-        yield Alarm("prompt_mismatch", f"/tokenize and prefill disagree for {self.shape}")
+        said = f"prefill computed with other ids than it had said: {self.shape}"
+        yield Alarm("prompt_mismatch", said)
 
     def _cold_prefill(
         self, first: str | None = None
@@ -747,9 +748,7 @@ class _Turn:
             yield self._release(harvest.kv, refused)
             return
         yield from self._supersede(handle)
-        evicted: list[Handle] = yield Keep(handle)
-        for gone in evicted:
-            yield release_of(self.fleet, gone, "evicted")
+        yield from self._keep(handle)
 
     def _handle(self, harvest: Harvest, blocked: float) -> tuple[Handle | None, str]:
         assert harvest.kv is not None
@@ -787,6 +786,11 @@ class _Turn:
             ),
             "",
         )
+
+    def _keep(self, handle: Handle) -> Generator[Action, Any, None]:
+        evicted: list[Handle] = yield Keep(handle)
+        for gone in evicted:
+            yield release_of(self.fleet, gone, "evicted")
 
     def _supersede(self, handle: Handle) -> Generator[Action, Any, None]:
         """Free what the new handle makes useless: handles of which it is a continuation.

@@ -184,10 +184,13 @@ class Driver:
         self._upstream: Response | None = None
         self._abandoned = False
         self._charged: tuple[Engine, int] | None = None
+        self._claimed: Handle | None = None
         self._answer: dict[str, Any] | None = None
         self._first_events: list[bytes] = []
         self._splitter = SseSplitter()
         self._cleaner: legs.StreamCleaner | None = None
+        # Seconds that a slow client made us wait.
+        self._blocked = 0.0
         self.response: web.StreamResponse | None = None
         self.ttft_s: float | None = None
 
@@ -228,30 +231,36 @@ class Driver:
                 result = self._after_leaving(action)
                 if result is None:
                     turn.close()
+                    if isinstance(action, MakeRoom) and self._claimed is not None:
+                        # Nobody has been sent it, and nobody else can get it any more.
+                        let_go(self._shared, self._claimed, "client_left")
                     raise asyncio.CancelledError from error
                 gone = True
             try:
                 action = turn.send(result)
-                if gone:
+                if isinstance(result, Relayed) and not isinstance(action, Finish):
                     # Decode ended and its handle is known: it is kept, client or no client.
-                    await asyncio.shield(self._shared.background.run(self._rest(turn, action)))
+                    rest = self._shared.background.run(self._rest(turn, action))
+                    action = await asyncio.shield(rest)
+                if gone:
                     raise asyncio.CancelledError
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
 
     def _after_leaving(self, action: Action) -> Relayed | None:
         """What the core still has to hear when the client left during `action`."""
-        if isinstance(action, Relay) and self._cleaner is not None and self._cleaner.harvest.kv:
-            return Relayed(self._cleaner.harvest)
-        return None
+        if not isinstance(action, Relay) or self._cleaner is None:
+            return None
+        if self._upstream is not None:
+            # Decode may have finished, and the end of its answer be here, unread.
+            self._cleaner.feed_some(self._upstream.take())
+        return Relayed(self._cleaner.harvest, self._blocked) if self._cleaner.harvest.kv else None
 
-    async def _rest(self, turn: Turn, action: Action) -> None:
-        try:
-            while True:
-                result = None if isinstance(action, Finish) else await self._perform(action)
-                action = turn.send(result)
-        except StopIteration:
-            return
+    async def _rest(self, turn: Turn, action: Action) -> Action:
+        """Perform what follows an answer, up to its end, which may be sent then."""
+        while not isinstance(action, Finish):
+            action = turn.send(await self._perform(action))
+        return action
 
     async def _perform(self, action: Action) -> Any:  # noqa: C901 - one line a kind of action
         shared = self._shared
@@ -263,7 +272,8 @@ class Driver:
             case Render():
                 return await self._render(action)
             case Take():
-                return await shared.store.take(action.handle_id)
+                self._claimed = await shared.store.take(action.handle_id)
+                return self._claimed
             case Settle():
                 return self._settle(action)
             case MakeRoom():
@@ -282,6 +292,7 @@ class Driver:
             case Reply():
                 return self._reply(action.failure)
             case Keep():
+                self._claimed = None
                 return await asyncio.shield(self._keep(action.handle))
             case Release():
                 return shared.background.run(release(shared, action, self._headers))
@@ -363,15 +374,25 @@ class Driver:
     ) -> None:
         await asyncio.wait({opening}, timeout=grace)
         opening.cancel()
+        kv = self._unread_handle()
         if self._upstream is not None:
             self._upstream.close()
-        kv = (self._answer or {}).get("kv_transfer_params")
         if isinstance(kv, dict) and is_handle(kv):
             # Decode finished all the same, and keeps blocks for somebody who is gone.
             prefill = self._shared.fleet.choose_prefill() or ""
             model = str(action.body.get("model") or "")
             gone = Release(prefill, action.url, model, kv, "client_left")
             await release(self._shared, gone, self._headers)
+
+    def _unread_handle(self) -> object:
+        """The handle in what came of an answer that nobody reads."""
+        if self._answer is not None or self._upstream is None:
+            return (self._answer or {}).get("kv_transfer_params")
+        nobody = legs.ClientWants(token_ids=False, usage=False)
+        cleaner = legs.StreamCleaner(nobody, None, hold_end=False, splitter=self._splitter)
+        cleaner.feed_all(self._first_events)
+        cleaner.feed_some(self._upstream.take())
+        return cleaner.harvest.kv
 
     def _charge(self, decode: str | None, tokens: int) -> None:
         """Count this request's tokens on the decode server that has it now, and on no other."""
@@ -467,9 +488,9 @@ class Driver:
         self.response = response
         silence = _Silence(self._shared.limits.idle)
         try:
-            blocked = await self._send(response, first)
+            await self._send(response, first)
             async for out in self._cleaned(cleaner, silence):
-                blocked += await self._send(response, out)
+                await self._send(response, out)
             if not cleaner.harvest.over:
                 raise DecodeBrokeOff("closed the connection")
         except DecodeBrokeOff as broke:
@@ -484,21 +505,19 @@ class Driver:
                 await self._write(response, out)
         finally:
             silence.end()
-        return Relayed(cleaner.harvest, blocked)
+        return Relayed(cleaner.harvest, self._blocked)
 
-    async def _send(self, response: web.StreamResponse, out: bytes) -> float:
-        """Send what was cleaned; returns the seconds that the client made us wait."""
+    async def _send(self, response: web.StreamResponse, out: bytes) -> None:
+        """Send what was cleaned."""
         assert self._cleaner is not None
         if not out:
-            return 0.0
+            return
         if self.ttft_s is None and self._cleaner.harvest.content_seen:
             self.ttft_s = time.monotonic() - self._arrived
-        return await self._write(response, out)
+        await self._write(response, out)
 
-    async def _write(
-        self, response: web.StreamResponse, out: bytes, *, last: bool = False
-    ) -> float:
-        """Send to the client; returns the seconds it made us wait.
+    async def _write(self, response: web.StreamResponse, out: bytes, *, last: bool = False) -> None:
+        """Send to the client.
 
         Raises:
             ConnectionError: when the client is gone, or has not read for as long as an engine
@@ -509,15 +528,17 @@ class Driver:
         if transport is not None and transport.get_write_buffer_size() + len(out) < _NO_WAIT_BYTES:
             # It has room for this, so that no limit is needed; making one costs as much.
             await write(out)
-            return 0.0
+            return
         before = time.monotonic()
         try:
             async with asyncio.timeout(self._shared.limits.idle):
                 await write(out)
         except TimeoutError as error:
             raise ConnectionResetError("the client does not read") from error
-        waited = time.monotonic() - before
-        return waited if waited > _WORTH_NOTING_S else 0.0
+        finally:
+            # Also when the client leaves in the middle of it: decode may have ended long ago.
+            waited = time.monotonic() - before
+            self._blocked += waited if waited > _WORTH_NOTING_S else 0.0
 
     async def _cleaned(
         self, cleaner: legs.StreamCleaner, silence: "_Silence"

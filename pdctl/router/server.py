@@ -37,10 +37,10 @@ from pdctl.router.handle import Conversation
 from pdctl.router.keys import ApiKeys, KeyFile
 from pdctl.router.memory import MemoryStore
 from pdctl.router.metrics import RouterMetrics
-from pdctl.router.probe import Watcher
 from pdctl.router.requestlog import RequestLog
 from pdctl.router.settings import RouterSettings
 from pdctl.router.store import HandleStore
+from pdctl.router.watch import Watcher
 from pdctl.router.wire import Response
 
 log = logging.getLogger("pdctl.router")

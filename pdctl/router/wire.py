@@ -178,6 +178,11 @@ class Response:
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def take(self) -> bytes:
+        """What has come and was not read yet, for who will read no more."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
     def fail(self, error: OSError) -> None:
         """Let the reader have this error after what has come."""
         if not self._over and self._error is None:

@@ -181,7 +181,9 @@ def test_a_refused_request_does_not_cost_the_handle() -> None:
     book.finds(NEXT, old)
     book.expect(Take, old)
     book.expect(Prefill, Failure(400, "status", b"too long", url=P))
-    assert book.expect(Keep, []).handle == old
+    least = a_handle(PROMPT, ANSWER, request="least")
+    assert book.expect(Keep, [least]).handle == old
+    assert book.expect(Release).params["remote_request_id"] == "least"
     book.expect(Prefill, Failure(400, "status", b"too long", url=P))
     leg = book.expect(OpenDecode, Failure(400, "status", b"too long", url=D))
     assert "kv_transfer_params" not in leg.body
@@ -552,7 +554,9 @@ def test_a_handle_whose_tokens_are_others_after_all_is_put_back() -> None:
     book.expect(Render, NEXT)
     book.expect(Find, [Found.of(other, ids(*NEXT))._replace(equal=9)])
     book.expect(Take, other)
-    assert book.expect(Keep, []).handle == other
+    least = a_handle(PROMPT, ANSWER, request="least")
+    assert book.expect(Keep, [least]).handle == other
+    assert book.expect(Release).params["remote_request_id"] == "least"
     assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
 
 

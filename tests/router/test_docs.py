@@ -69,7 +69,7 @@ def test_every_reason_of_a_release_is_explained() -> None:
     told = set(re.findall(r"`(\w+)`", DOC[begin:end]))
     reasons = found(r'return None, "(\w+)"', "core")
     reasons |= found(r'return "(\w+)"', "match")
-    reasons |= found(r'(?:let_go|release_of)\(.*"(\w+)"\)', "core", "driver", "probe", "server")
+    reasons |= found(r'(?:let_go|release_of)\(.*"(\w+)"\)', "core", "driver", "watch", "server")
     reasons |= found(r'let_go\(.*"(\w+)"\)', "admin") | found(r', "(client_\w+)"\)', "driver")
     reasons |= found(r'releases\.labels\((?:.* else )?"(\w+)"', "driver")
     assert reasons - told == set()

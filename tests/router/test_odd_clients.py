@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import resource
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +14,12 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
+from pdctl.router import driver
+from pdctl.router.driver import Driver
 from pdctl.router.keys import parse_keys
+from pdctl.router.memory import MemoryStore
 from pdctl.router.server import allow_many_files
+from pdctl.router.store import Total
 from tests.router.test_server import LONG, World, answered, user, world
 
 CHAT = "/v1/chat/completions"
@@ -205,7 +210,7 @@ async def test_no_handle_in_the_arguments_of_plugins(
         w.d.passed = spy
         xargs = {"kv_transfer_params": "x", "ec_transfer_params": ["x"], "mine": 1}
         await post(w, turn(prompt="a b", vllm_xargs=xargs), path)
-        seen = [*got, *w.p.seen, *w.d.seen]
+        seen = [body for body in [*got, *w.p.seen, *w.d.seen] if body.get("prompt") != [1, 2, 3]]
         assert seen
         assert all(body["vllm_xargs"] == {"mine": 1} for body in seen)
 
@@ -412,6 +417,126 @@ async def test_decode_gets_its_blocks_before_it_is_left(caplog: pytest.LogCaptur
         task.cancel()
         await w.until(lambda: w.d.left == 1)
         assert first.is_set()
+
+
+async def test_who_leaves_while_a_handle_is_kept_does_not_stop_that(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A store on a network takes a while; decode holds the blocks whoever waits for the end."""
+    async with calm(caplog) as w:
+        store = w.router.shared.store
+        find, asked, go = store.find, asyncio.Event(), asyncio.Event()
+
+        async def slow(*args: Any) -> Any:
+            asked.set()
+            await go.wait()
+            return await find(*args)
+
+        store.find = slow  # type: ignore[method-assign]
+        task = asyncio.create_task(w.ask([user(LONG)], stream=True))
+        await asked.wait()
+        task.cancel()
+        await w.until(lambda: w.router._in_flight == 0)
+        go.set()
+        await w.until(lambda: not w.router.shared.background._tasks)
+        assert (await store.totals())[w.d.url].handles == len(w.d.held) == 1
+
+
+async def test_who_leaves_with_a_claimed_handle_leaves_it_to_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with calm(caplog) as w:
+        _, first, _ = await w.ask([user(LONG)])
+        store = w.router.shared.store
+        asked = asyncio.Event()
+
+        async def never() -> Any:
+            asked.set()
+            await asyncio.sleep(3600)
+
+        totals, store.totals = store.totals, never  # type: ignore[method-assign]
+        task = asyncio.create_task(w.ask([user(LONG), answered(first), user("more")]))
+        await asked.wait()
+        task.cancel()
+        await w.until(lambda: w.router._in_flight == 0)
+        store.totals = totals  # type: ignore[method-assign]
+        await w.until(lambda: not w.d.held)
+        assert (await totals())[w.d.url].handles == 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_the_handle_of_an_answer_that_nobody_read_is_found(
+    begun: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode was done before it heard that its client is gone."""
+    begins, blocked, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def never(*args: Any, **kwargs: Any) -> None:
+        blocked.set()
+        await asyncio.sleep(3600)
+
+    async def at_once(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        begins.set()
+        w.d.held["d"], handle = [1], w.d._params("d", 20)
+        chunks = [chunk async for chunk in w.d._chunks(body, [1], ["a", "b"], [2, 3], handle)]
+        events = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks]
+        if begun:
+            await response.write(b"".join(events[:2]))
+            events = events[2:]
+        await (blocked if begun else left).wait()
+        await response.write(b"".join(events))
+        ended.set()
+        await asyncio.sleep(3600)
+        return response
+
+    async with calm(caplog) as w:
+        left = asyncio.Event()
+        w.d.fault = at_once
+        if begun:
+            monkeypatch.setattr(Driver, "_write", never)
+        task = asyncio.create_task(w.ask([user(LONG)], stream=True))
+        await (ended if begun else begins).wait()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await w.until(lambda: w.router._in_flight == 0)
+        left.set()
+        await w.until(lambda: not w.router.shared.background._tasks)
+        kept = (await w.router.shared.store.totals()).get(w.d.url, Total())
+        assert len(w.d.held) == kept.handles
+
+
+async def test_who_reads_slowly_and_leaves_makes_no_handle_younger(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode ended, and its TTL began, before the client kept the router waiting."""
+    blocked = asyncio.Event()
+
+    async def never(*args: Any) -> None:
+        blocked.set()
+        await asyncio.sleep(3600)
+
+    async def at_once(request: web.Request, body: dict[str, Any]) -> web.Response:
+        w.d.held["d"], handle = [1], w.d._params("d", 20)
+        chunks = [chunk async for chunk in w.d._chunks(body, [1], ["a", "b"], [2, 3], handle)]
+        events = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks]
+        return web.Response(body=b"".join(events), content_type="text/event-stream")
+
+    async with calm(caplog, ttl=100.0) as w:
+        w.d.fault = at_once
+        monkeypatch.setattr(driver, "_NO_WAIT_BYTES", 0)
+        monkeypatch.setattr(driver._Stream, "write", never)
+        task = asyncio.create_task(w.ask([user(LONG)], stream=True))
+        await blocked.wait()
+        ended = time.monotonic()
+        await asyncio.sleep(0.5)
+        task.cancel()
+        store = w.router.shared.store
+        assert isinstance(store, MemoryStore)
+        await w.until(lambda: len(store) == 1)
+        (handle,) = await store.take_all()
+        assert handle.deadline <= ended + 100.0 + 0.2
 
 
 async def test_many_turns_of_one_conversation_at_once(caplog: pytest.LogCaptureFixture) -> None:

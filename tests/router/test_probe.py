@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from pdctl.config.model import RouterLimits
-from pdctl.router import probe
+from pdctl.router import watch
 from pdctl.router.server import Router
 from pdctl.router.settings import RouterSettings
 from tests.router.fake import FakeEngine, error, running
@@ -284,7 +284,7 @@ async def test_a_look_that_fails_does_not_end_the_watch(
         looks += 1
         raise ValueError("no such thing")
 
-    monkeypatch.setattr(probe, "read_vitals", broken)
+    monkeypatch.setattr(watch, "read_vitals", broken)
     async with watched(FakeEngine("prefill"), FakeEngine("decode")) as router:
         router.watcher._interval = 0.01
         task = asyncio.create_task(router.watcher.run())

@@ -204,11 +204,13 @@ def test_a_device_is_written_to_and_never_moved(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["null"]
 
 
-def test_without_a_file_nothing_is_written() -> None:
+def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     log = RequestLog(None)
     log.write(record("c0"))
     log.reopen()
     log.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_opened_is_said_at_once(tmp_path: Path) -> None:

@@ -350,6 +350,35 @@ async def test_deleting_a_conversation_releases_it() -> None:
         await w.until(lambda: not w.d.held)
 
 
+async def test_a_conversation_without_a_name_is_deleted_by_what_the_log_calls_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    async with world(request_log=path) as w:
+        await w.ask([user(LONG)], conversation_id=None)
+        await w.until(lambda: bool(path.read_text()))
+        name = json.loads(path.read_text())["conversation_id"]
+        assert name.startswith("~")
+        async with w.http.delete(f"{w.url}/v1/conversations/{name}") as answer:
+            assert await answer.json() == {"released": 1}
+        await w.until(lambda: not w.d.held)
+
+
+@pytest.mark.parametrize("own", ["my-id", None])
+async def test_answers_tell_the_id_that_the_log_has(
+    own: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    headers = {"X-Request-Id": own} if own else {}
+    async with world() as w:
+        body = {"model": "m", "messages": [user(LONG)]}
+        url = f"{w.url}/v1/chat/completions"
+        async with w.http.post(url, json=body, headers=headers) as answer:
+            told = answer.headers["x-pdctl-request-id"]
+    assert own in (told, None)
+    assert f"[{told}] conv=" in caplog.text
+
+
 async def test_handles_of_another_start_are_forgotten() -> None:
     async with world() as w:
         await w.ask([user(LONG)], conversation_id="old")
