@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,3 +145,20 @@ def test_flushing_gives_what_waits_but_no_half_lines() -> None:
     assert [event.id for event in one.flush()] == ["kv.load.failed"]
     rest = list(one.feed(b"[x] Prefill done in 93ms\n"))
     assert [event.id for event in rest] == ["router.prefill.done"]
+
+
+WRAPPINGS = {
+    "docker": lambda line: json.dumps({"log": f"{line}\n", "time": "2026-11-29T15:29:23Z"}),
+    "CRI": lambda line: f"2026-11-29T15:29:23.1Z stderr F {line}",
+    "compose": lambda line: f"router-1  | {line}",
+    "journald": lambda line: json.dumps({"MESSAGE": line, "_SYSTEMD_UNIT": "x-router.service"}),
+    "journald, short": lambda line: f"Nov 29 15:29:23 h1 router[1]: {line}",
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPINGS)
+def test_a_traceback_is_one_event_in_every_wrapping(kind: str) -> None:
+    found = events("".join(f"{WRAPPINGS[kind](line)}\n" for line in TRACE.splitlines()))
+    assert [event.id for event in found] == ["router.upstream.error", "router.prefill.done"]
+    assert found[0].fields["exception"] == "ValueError: it failed"
+    assert found[0].more == events(TRACE)[0].more
