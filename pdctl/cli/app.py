@@ -9,13 +9,16 @@ from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
 from pdctl.cli.down import down
+from pdctl.cli.explain import explain
 from pdctl.cli.init import init
+from pdctl.cli.logs import logs
 from pdctl.cli.plan import plan
 from pdctl.cli.render import render
 from pdctl.cli.reuse import reuse
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
 from pdctl.cli.status import status
+from pdctl.cli.tail_logs import tail_logs
 from pdctl.cli.up import up
 from pdctl.cli.verify import verify
 from pdctl.cli.version import version
@@ -33,6 +36,9 @@ app.command()(plan)
 app.command()(up)
 app.command()(status)
 app.command()(down)
+app.command()(logs)
+app.command("tail-logs")(tail_logs)
+app.command()(explain)
 app.command()(reuse)
 app.command()(router)
 app.command()(schema)

@@ -3,10 +3,11 @@
 User text never goes through rich's markup: brackets in paths and logs must survive.
 """
 
+import io
 import json as jsonlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pdctl.base.errors import PdctlError, UsageError
@@ -49,6 +50,67 @@ def say(text: str, style: str = "plain") -> None:
     from rich.text import Text
 
     _console(stderr=True).print(Text(text, style=_STYLES[style]))
+
+
+Writer = Callable[..., None]
+
+
+def writer() -> Writer:
+    """Prints many lines to stdout: `line(text, style="plain", end="\\n")`, in colour on terminals.
+
+    Beside the styles of `say`, a style is one of rich's. The stream is not flushed at each line.
+    """
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="replace")  # logs hold what not every terminal can show
+    if not out.isatty():
+
+        def plain(text: str, style: str = "", end: str = "\n") -> None:
+            out.write(text + end)
+
+        return plain
+    from rich.text import Text
+
+    console = _console(stderr=False)
+
+    def coloured(text: str, style: str = "", end: str = "\n") -> None:
+        console.print(Text(text, style=_STYLES.get(style, style)), end=end)
+
+    return coloured
+
+
+class JsonLines:
+    """Prints values to stdout, one a line. What was not flushed is printed at the end.
+
+    Args:
+        live: flush at each line, since someone may wait for it.
+    """
+
+    _CHUNK = 1 << 16
+
+    def __init__(self, *, live: bool = False) -> None:
+        import orjson
+
+        self._dump = orjson.dumps
+        self._options = orjson.OPT_APPEND_NEWLINE
+        self._waiting = bytearray()
+        self._most = 0 if live else self._CHUNK
+
+    def __call__(self, value: object) -> None:
+        """Print one."""
+        self._waiting += self._dump(value, option=self._options)
+        if len(self._waiting) > self._most:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print what waits."""
+        sys.stdout.flush()
+        if (raw := getattr(sys.stdout, "buffer", None)) is not None:
+            raw.write(self._waiting)  # JSON is UTF-8, whatever the terminal is
+            raw.flush()
+        else:
+            sys.stdout.write(self._waiting.decode())
+        self._waiting.clear()
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -9,27 +9,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdctl.base.facts import PairFacts
+from pdctl.base.fix import SEVERITIES
+from pdctl.base.fix import Fix as Fix
+from pdctl.base.fix import Severity as Severity
 
 Scope = Literal["config", "aws", "host", "engine", "router", "pair", "logs"]
-Severity = Literal["block", "degrade", "note"]
-"""By consequence: it cannot work, it works slower or less safely, worth knowing."""
 Status = Literal["fail", "warn", "skip", "pass"]
 
 STATUSES: tuple[Status, ...] = ("fail", "warn", "skip", "pass")
 """Worst first."""
-SEVERITIES: tuple[Severity, ...] = ("block", "degrade", "note")
-
-
-@dataclass(frozen=True)
-class Fix:
-    """What to do: words, and commands that can be run as they are."""
-
-    text: str
-    commands: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return {"text": self.text, "commands": list(self.commands)}
 
 
 @dataclass(frozen=True)

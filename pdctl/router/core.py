@@ -19,6 +19,7 @@ from pdctl.router import audit, legs, match
 from pdctl.router.eligible import Endpoint, excluded, render_request, shape
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Conversation, Handle, Scope, rank
+from pdctl.router.ids import Ids
 from pdctl.router.legs import ClientWants, Harvest
 from pdctl.router.prefixes import Key
 from pdctl.router.store import Found
@@ -105,7 +106,7 @@ class Find:
 
 @dataclass(frozen=True)
 class Render:
-    """Ask a prefill server for the ids of a prompt → list[int], or None if it cannot say.
+    """Ask a prefill server for the ids of a prompt → Ids, or None if it cannot say.
 
     Attributes:
         path: `/tokenize`, or the endpoint's own rendering.
@@ -394,11 +395,15 @@ class _Turn:
         self.retain = self._may_retain()
         self.claimed: Handle | None = None
         self.turns = 0
-        self.prompt_ids: list[int] | None = None
-        self.packed: bytes | None = None
+        self.prompt_ids: Ids | None = None
         self.decode: str | None = None
         self.cached_tokens: int | None = None
         self.cold_salt: str | None = None
+
+    @property
+    def packed(self) -> bytes | None:
+        """The prompt's ids as handles keep them."""
+        return self.prompt_ids.packed if self.prompt_ids is not None else None
 
     def run(self) -> Turn:
         kv = yield from self._first_leg()
@@ -473,29 +478,29 @@ class _Turn:
         if not (yield Know(self.scope, self.request.conversation)):
             return []
         ids = yield from self._rendered()
-        if ids is None or (prompt := match.packed(ids)) is None:
+        if ids is None or (prompt := ids.packed) is None:
             self.report.reason = "prompt_not_rendered"
             return []
-        self.prompt_ids, self.packed, self.size = ids, prompt, len(ids)
-        self.known = self.fleet.prefixes.known(self.request.keys, len(ids))
+        self.prompt_ids, self.size = ids, match.count(prompt)
+        self.known = self.fleet.prefixes.known(self.request.keys, self.size)
         found: list[Found] = yield Find(self.scope, prompt, self.request.conversation)
         for one in found:
             if one.prefill:
                 self.known[one.prefill] = max(self.known.get(one.prefill, 0), one.equal)
         return sorted(found, key=lambda one: (min(one.equal, one.certain), one.deadline))[::-1]
 
-    def _rendered(self) -> Generator[Action, Any, list[int] | None]:
+    def _rendered(self) -> Generator[Action, Any, Ids | None]:
         """The prompt's ids: the client's own where it sends ids, which need no rendering."""
         given = self.body.get("prompt")
         if isinstance(given, list):
-            return given  # `excluded` let nothing but one list of ids through
+            return Ids(given)  # `excluded` let nothing but one list of ids through
         prefill = self.fleet.choose_prefill(tokens=self.size, known=self.known)
         if prefill is None:
             return None
         path, body = render_request(
             self.request.endpoint, self.body, renders=self.fleet.prefill[prefill].renders
         )
-        ids: list[int] | None = yield Render(prefill, path, body)
+        ids: Ids | None = yield Render(prefill, path, body)
         return ids
 
     def _claim(self, found: list[Found]) -> Generator[Action, Any, str]:
@@ -572,10 +577,9 @@ class _Turn:
         self, handle: Handle, prefill: str
     ) -> Generator[Action, Any, Answer | None]:
         """Prefill with the claimed handle; None when it has to be done again without it."""
-        assert self.prompt_ids is not None
         tokens = self._attachable(handle)
         self.report.attached_tokens = tokens
-        uncached = len(self.prompt_ids) - tokens
+        uncached = self.size - tokens
         leg = Prefill(
             url=prefill,
             body=legs.prefill_body(
@@ -677,7 +681,7 @@ class _Turn:
         self.fleet.prefixes.note(self.request.keys, prefill)
         ids = _prompt_ids(answer.json)
         if ids != self.prompt_ids:
-            self.prompt_ids, self.packed = ids, match.packed(ids)
+            self.prompt_ids = ids
         usage = legs.mapping(answer.json.get("usage"))
         self.report.prompt_tokens = legs.count_of(usage.get("prompt_tokens"))
         details = legs.mapping(usage.get("prompt_tokens_details"))
@@ -816,12 +820,12 @@ def release_of(fleet: Fleet, handle: Handle, reason: str) -> Release:
     return Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
 
 
-def _prompt_ids(answer: Mapping[str, Any]) -> list[int] | None:
+def _prompt_ids(answer: Mapping[str, Any]) -> Ids | None:
     """The prompt's ids as the engine used them: on the answer for chats, on the choice else."""
     ids = answer.get("prompt_token_ids")
     if ids is None and (choices := legs.choices_of(answer)):
         ids = choices[0].get("prompt_token_ids")
-    return ids if isinstance(ids, list) else None
+    return Ids.of(ids)
 
 
 def _rough_length(body: Mapping[str, Any]) -> int:

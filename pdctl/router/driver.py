@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 import orjson
 from aiohttp import web
+from aiohttp.http import StreamWriter
 
 from pdctl.base.explain import REQUEST_ID_HEADER, TURN_HEADER, TurnExplanation
 from pdctl.base.sse import SseSplitter, event_of
@@ -46,6 +47,7 @@ from pdctl.router.core import (
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Engine, Fleet
 from pdctl.router.handle import Handle
+from pdctl.router.ids import Ids
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.store import HandleStore, Total
 from pdctl.router.wire import Response
@@ -107,6 +109,13 @@ class _Stream(web.StreamResponse):
     """Its head goes out with its first words, which are there already."""
 
     _send_headers_immediately = False
+
+    def write_now(self, data: bytes) -> None:
+        """Write, also where the client lags behind: whoever calls this sees to that."""
+        writing = cast(StreamWriter, self._payload_writer).write(data, drain=False)
+        # It waits only for a compressor and for the client: the one is not there, the other off.
+        with suppress(StopIteration):
+            writing.send(None)
 
 
 class _Silence:
@@ -304,17 +313,16 @@ class Driver:
 
     # The legs.
 
-    async def _render(self, action: Render) -> list[int] | None:
+    async def _render(self, action: Render) -> Ids | None:
+        name = "tokens" if action.path == "/tokenize" else "token_ids"
         answer = await self._shared.engines.post_json(
             f"{action.url}{action.path}",
             action.body,
             limit=self._shared.limits.tokenize,
             headers=self._headers,
+            ids=name,
         )
-        if isinstance(answer, Failure):
-            return None
-        ids = answer.json.get("tokens" if action.path == "/tokenize" else "token_ids")
-        return ids if isinstance(ids, list) else None
+        return None if isinstance(answer, Failure) else Ids.of(answer.json.get(name))
 
     async def _prefill(self, action: Prefill) -> Answer | Failure:
         work = self._prefill_call(action)
@@ -333,7 +341,11 @@ class Driver:
         engine.outstanding += action.uncached
         try:
             result = await self._shared.engines.post_json(
-                f"{action.url}{self._path}", action.body, limit=limit, headers=self._headers
+                f"{action.url}{self._path}",
+                action.body,
+                limit=limit,
+                headers=self._headers,
+                ids="prompt_token_ids",
             )
         finally:
             engine.outstanding -= action.uncached
@@ -489,7 +501,8 @@ class Driver:
         silence = _Silence(self._shared.limits.idle)
         try:
             await self._send(response, first)
-            async for out in self._cleaned(cleaner, silence):
+            passing = self._passing(response, cleaner, silence)
+            async for out in self._cleaned(cleaner, silence, passing):
                 await self._send(response, out)
             if not cleaner.harvest.over:
                 raise DecodeBrokeOff("closed the connection")
@@ -512,9 +525,31 @@ class Driver:
         assert self._cleaner is not None
         if not out:
             return
-        if self.ttft_s is None and self._cleaner.harvest.content_seen:
-            self.ttft_s = time.monotonic() - self._arrived
+        self._note_first(self._cleaner)
         await self._write(response, out)
+
+    def _note_first(self, cleaner: legs.StreamCleaner) -> None:
+        if self.ttft_s is None and cleaner.harvest.content_seen:
+            self.ttft_s = time.monotonic() - self._arrived
+
+    def _passing(
+        self, response: _Stream, cleaner: legs.StreamCleaner, silence: "_Silence"
+    ) -> Callable[[bytes], bool]:
+        """Passes pieces from decode to the client as they come, while the client has room."""
+        transport = self._request.transport
+
+        def take(piece: bytes) -> bool:
+            if transport is None or transport.is_closing():
+                return False
+            if transport.get_write_buffer_size() + len(piece) >= _NO_WAIT_BYTES:
+                return False
+            silence.begin()
+            if out := cleaner.feed_some(piece):
+                self._note_first(cleaner)
+                response.write_now(out)
+            return True
+
+        return take
 
     async def _write(self, response: web.StreamResponse, out: bytes, *, last: bool = False) -> None:
         """Send to the client.
@@ -541,9 +576,12 @@ class Driver:
             self._blocked += waited if waited > _WORTH_NOTING_S else 0.0
 
     async def _cleaned(
-        self, cleaner: legs.StreamCleaner, silence: "_Silence"
+        self,
+        cleaner: legs.StreamCleaner,
+        silence: "_Silence",
+        passing: Callable[[bytes], bool],
     ) -> AsyncIterator[bytes]:
-        """What the client gets of each piece that comes from decode.
+        """What the client gets of each piece that `passing` left.
 
         Raises:
             DecodeBrokeOff: when decode is silent too long or closes before the end.
@@ -554,7 +592,7 @@ class Driver:
         while True:
             try:
                 silence.begin()
-                chunk = await upstream.read_some()
+                chunk = await upstream.read_some(passing)
             except TimeoutError as error:
                 raise DecodeBrokeOff("stopped sending") from error
             except OSError as error:

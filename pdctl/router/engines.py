@@ -11,6 +11,7 @@ import orjson
 
 from pdctl.config.model import RouterLimits
 from pdctl.router.core import Answer, Failure
+from pdctl.router.ids import dumps, loads
 from pdctl.router.wire import Client, Response
 
 _JSON = {"Content-Type": "application/json"}
@@ -62,13 +63,23 @@ class Engines:
             await self._session.close()
 
     async def post_json(
-        self, url: str, body: Mapping[str, Any], *, limit: float, headers: Mapping[str, str]
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        *,
+        limit: float,
+        headers: Mapping[str, str],
+        ids: str = "",
     ) -> Answer | Failure:
-        """POST a JSON object and read the whole answer within `limit` seconds."""
+        """POST a JSON object and read the whole answer within `limit` seconds.
+
+        Args:
+            ids: the name of a list in the answer that is left as it is, as `Ids`.
+        """
         began = time.monotonic()
         try:
             async with asyncio.timeout(limit):
-                raw = await self.request("POST", url, orjson.dumps(body), headers)
+                raw = await self.request("POST", url, dumps(body), headers)
         except TimeoutError:
             return Failure(0, "timeout", url=url)
         except OSError:
@@ -76,7 +87,7 @@ class Engines:
         if raw.status != 200:
             return Failure(raw.status, "status", raw.body, raw.content_type, url)
         try:
-            value = orjson.loads(raw.body)
+            value = loads(raw.body, ids) if ids else orjson.loads(raw.body)
         except orjson.JSONDecodeError:
             return Failure(502, "status", raw.body, raw.content_type, url)
         if not isinstance(value, dict):
@@ -117,7 +128,7 @@ class Engines:
             OSError: when the engine cannot be reached or does not answer.
         """
         sent = {**_JSON, **self.headers(headers)}
-        return await self.send("POST", url, orjson.dumps(body), sent)
+        return await self.send("POST", url, dumps(body), sent)
 
     async def get(self, url: str, *, limit: float) -> Raw | Failure:
         """GET within `limit` seconds."""

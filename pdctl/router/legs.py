@@ -15,6 +15,7 @@ import orjson
 from pdctl.base.sse import DONE, SseSplitter, data_of, event_of
 from pdctl.base.transfer import for_refusal, for_release
 from pdctl.router.eligible import CHAT, Endpoint
+from pdctl.router.ids import Ids, cut_out
 
 # Neither engine sees these: the first is the router's own, the second would let a client read
 # another's KV or make an engine call an address of its choice (vllm PR#47843).
@@ -101,7 +102,7 @@ def decode_body(
     body: Mapping[str, Any],
     kv: Mapping[str, Any] | None,
     *,
-    prompt_ids: list[int] | None,
+    prompt_ids: Ids | None,
     want_ids: bool,
 ) -> dict[str, Any]:
     """The decode leg: the client's request, with prefill's blocks.
@@ -126,7 +127,7 @@ def decode_body(
     return leg
 
 
-def _force_ids(endpoint: Endpoint, leg: dict[str, Any], ids: list[int]) -> None:
+def _force_ids(endpoint: Endpoint, leg: dict[str, Any], ids: Ids) -> None:
     if endpoint == CHAT:
         leg["kv_transfer_params"]["prompt_token_ids"] = ids
     else:
@@ -276,24 +277,12 @@ _IDS = re.compile(rb'"token_ids":\[([\d,]*)\]')
 _SHORT = 2**14
 _NO_IDS = b'"token_ids":null'
 _NO_HANDLE = b',"kv_transfer_params":null'
-_PROMPT_IDS = re.compile(rb'[{,]"prompt_token_ids":\[')
 
 
 def without_prompt_ids(event: bytes) -> bytes:
-    """The event with null for the prompt's ids: a long list that nobody needs to parse.
-
-    A quotation mark in a string is escaped, so what stands before a `"` and a `:` is a name; and
-    a list without quotation marks and brackets ends at its first bracket.
-    """
-    found = _PROMPT_IDS.search(event)
-    if found is None:
-        return event
-    begin = found.end() - 1
-    end = event.find(b"]", begin)
-    inner = event[begin + 1 : end]
-    if end < 0 or b'"' in inner or b"[" in inner:
-        return event
-    return b"%bnull%b" % (event[:begin], event[end + 1 :])
+    """The event with null for the prompt's ids: a long list that nobody needs to parse."""
+    cut = cut_out(event, "prompt_token_ids", b"null")
+    return event if cut is None else cut[0]
 
 
 class StreamCleaner:

@@ -18,8 +18,9 @@
 --   n            hash: totals by decode server
 --   q            how many handles there ever were, which is their age
 
-local PIECE_BYTES, DIGEST, ID = 512, 8, 24
-local NEIGHBOURS, TIES, NAMESAKES, BATCH = 4, 28, 4, 64
+-- As in redis_store.py and handle.py; a test compares them.
+local PIECE_BYTES, DIGEST, ID, BATCH, HALF_LIFE_S = 512, 8, 24, 64, 120
+local NEIGHBOURS, TIES, NAMESAKES = 4, 28, 4
 -- Keys outlive deadlines by this much, so that a router sees what has expired. What no router
 -- comes back for goes by itself.
 local GRACE_MS = 600000
@@ -131,7 +132,7 @@ function does.put(id, scope, name, beginning, decode, start, tokens, pinned, wor
   redis.call('ZADD', k, redis.call('INCR', q), id)
   redis.call('SADD', a, id)
   redis.call('SADD', s, start)
-  redis.call('ZADD', w, string.format('%.17g', worth + now / 1000 / 120), id)
+  redis.call('ZADD', w, string.format('%.17g', worth + now / 1000 / HALF_LIFE_S), id)
   redis.call('ZADD', d, string.format('%.0f', deadline), entry)
   count(decode, 1, tokens, pinned)
   local life = math.ceil(deadline - now) + GRACE_MS

@@ -12,7 +12,7 @@ import asyncio
 import re
 import ssl
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -143,14 +143,20 @@ class Response:
         self._over = False
         self._error: OSError | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], bool] | None = None
 
     @property
     def content_type(self) -> str:
         """The media type, without its parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-    async def read_some(self) -> bytes:
+    async def read_some(self, take: Callable[[bytes], bool] | None = None) -> bytes:
         """What has come since the last call, at least a byte; empty at the end.
+
+        Args:
+            take: is shown what comes while this waits, and says whether it took it. To wake a
+                task for each piece of an answer costs more than to pass the piece on. What it did
+                not take is returned; an error of its own is raised.
 
         Raises:
             OSError: the connection broke, or `fail` was called.
@@ -160,11 +166,11 @@ class Response:
                 raise self._error
             if self._over:
                 return b""
-            self._reader = asyncio.get_running_loop().create_future()
+            self._reader, self._take = asyncio.get_running_loop().create_future(), take
             try:
                 await self._reader
             finally:
-                self._reader = None
+                self._reader = self._take = None
         parts, self._parts = self._parts, []
         if self._waiting > _MOST_WAITING:
             self._connection.resume()
@@ -196,6 +202,8 @@ class Response:
 
     def feed(self, part: bytes) -> bool:
         """A piece of the body has come; whether the reader lags behind."""
+        if self._taken(part):
+            return False
         self._parts.append(part)
         self._waiting += len(part)
         self._wake()
@@ -205,6 +213,16 @@ class Response:
         """The body is complete."""
         self._over = True
         self._wake()
+
+    def _taken(self, part: bytes) -> bool:
+        reader = self._reader
+        if self._take is None or reader is None or reader.done():
+            return False
+        try:
+            return self._take(part)
+        except Exception as error:  # the reader's affair, and not the connection's
+            reader.set_exception(error)
+            return True
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -24,6 +24,7 @@ from pdctl.router.core import (
 from pdctl.router.eligible import CHAT, Endpoint
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Conversation, Handle, Scope
+from pdctl.router.ids import Ids
 from pdctl.router.legs import Harvest
 from pdctl.router.match import packed, retained
 from pdctl.router.store import Found
@@ -185,7 +186,7 @@ class Playbook:
         """These handles may fit; the prompt is rendered unless the client sent ids."""
         self.expect(Know, True)
         if isinstance(self._action, Render):
-            self.expect(Render, prompt)
+            self.expect(Render, Ids(prompt))
         asked = self.expect(Find, [Found.of(handle, ids(*prompt)) for handle in handles])
         assert asked.prompt == ids(*prompt)
 

@@ -25,6 +25,7 @@ from pdctl.router.core import (
 )
 from pdctl.router.eligible import COMPLETIONS
 from pdctl.router.handle import Conversation
+from pdctl.router.ids import Ids
 from pdctl.router.store import Found
 from tests.router.playbook import (
     NAMED,
@@ -62,7 +63,7 @@ def test_the_second_turn_attaches_exactly_what_is_equal_and_certain() -> None:
     book = Playbook()
     old = a_handle(PROMPT, ANSWER)
     assert book.expect(Know, True).conversation == NAMED
-    assert book.expect(Render, NEXT).url == P
+    assert book.expect(Render, Ids(NEXT)).url == P
     book.expect(Find, [Found.of(old, ids(*NEXT))])
     assert book.expect(Take, old).handle_id == old.id
     leg = book.expect(Prefill, p_answer(NEXT, reused=9, cached=9))
@@ -76,7 +77,7 @@ def test_the_second_turn_attaches_exactly_what_is_equal_and_certain() -> None:
     assert book.expect(Settle).outcome == "consumed"
     decode = book.expect(OpenDecode, Opened(200))
     assert decode.body["kv_transfer_params"]["from"] == "prefill"
-    assert decode.body["kv_transfer_params"]["prompt_token_ids"] == NEXT
+    assert decode.body["kv_transfer_params"]["prompt_token_ids"] == Ids(NEXT)
     relay = book.expect(Relay, Relayed(a_harvest([13, 14], d_params(13, "d2"))))
     assert relay.report.outcome == "HIT"
     assert relay.cached_tokens == 9
@@ -400,7 +401,7 @@ def test_reasoning_is_rendered_under_the_name_that_tokenize_knows() -> None:
     body = {"messages": [{"role": "user", "content": "hello"}, said]}
     book = Playbook(a_request(body))
     book.expect(Know, True)
-    assert book.expect(Render, NEXT).body["messages"][1] == {
+    assert book.expect(Render, Ids(NEXT)).body["messages"][1] == {
         "role": "assistant",
         "content": "x",
         "reasoning": "hm",
@@ -414,7 +415,7 @@ def test_completions_report_their_ids_on_the_choice() -> None:
     answer.json["choices"] = [{"prompt_token_ids": answer.json.pop("prompt_token_ids")}]
     assert "max_completion_tokens" not in book.expect(Prefill, answer).body
     decode = book.expect(OpenDecode, Opened(200))
-    assert decode.body["prompt"] == PROMPT
+    assert decode.body["prompt"] == Ids(PROMPT)
     assert "prompt_token_ids" not in decode.body["kv_transfer_params"]
 
 
@@ -540,7 +541,7 @@ def test_what_a_store_says_is_checked_against_the_tokens_themselves() -> None:
     book = Playbook()
     other = a_handle([*PROMPT[:5], 99], ANSWER)
     book.expect(Know, True)
-    book.expect(Render, NEXT)
+    book.expect(Render, Ids(NEXT))
     book.expect(Find, [Found.of(other, ids(*NEXT))._replace(equal=9)])
     book.expect(Take, other)
     leg = book.expect(Prefill, p_answer(NEXT, reused=5))
@@ -551,7 +552,7 @@ def test_a_handle_whose_tokens_are_others_after_all_is_put_back() -> None:
     book = Playbook()
     other = a_handle([99, *PROMPT[1:]], ANSWER)
     book.expect(Know, True)
-    book.expect(Render, NEXT)
+    book.expect(Render, Ids(NEXT))
     book.expect(Find, [Found.of(other, ids(*NEXT))._replace(equal=9)])
     book.expect(Take, other)
     least = a_handle(PROMPT, ANSWER, request="least")
@@ -612,7 +613,7 @@ def test_a_prefill_that_renders_chats_is_shown_the_whole_request() -> None:
     fleet.prefill[P].renders = True
     book = Playbook(a_request({"reasoning_effort": "high", "stream": True}), fleet=fleet)
     book.expect(Know, True)
-    asked = book.expect(Render, NEXT)
+    asked = book.expect(Render, Ids(NEXT))
     assert asked.path == "/v1/chat/completions/render"
     assert asked.body["reasoning_effort"] == "high"
     assert not asked.body["stream"]

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ import pytest
 
 from pdctl.base.errors import UsageError
 from pdctl.config.model import RouterLimits
+from pdctl.router import handle, redis_store
 from pdctl.router.handle import Conversation, Handle
 from pdctl.router.redis_store import RedisStore, masked
 from pdctl.router.server import Router, serving
@@ -45,6 +47,19 @@ def own_server(tmp_path: Path) -> Iterator[RedisServer]:
     """For tests that stop it, kill it or change its settings."""
     with RedisServer(tmp_path) as server:
         yield server
+
+
+def test_the_script_and_its_caller_have_the_same_numbers() -> None:
+    said = re.search(r"^local ([A-Z_, ]+) = ([\d, ]+)$", redis_store._SCRIPT, re.MULTILINE)
+    assert said is not None
+    names, values = (part.split(", ") for part in said.groups())
+    assert dict(zip(names, map(int, values), strict=True)) == {
+        "PIECE_BYTES": redis_store._PIECE_BYTES,
+        "DIGEST": redis_store._DIGEST,
+        "ID": redis_store._ID,
+        "BATCH": redis_store._BATCH,
+        "HALF_LIFE_S": handle._HALF_LIFE_S,
+    }
 
 
 def new_name() -> str:

@@ -326,6 +326,53 @@ async def test_a_slow_reader_stops_the_engine_and_gets_everything() -> None:
         assert len(await response.read()) == 64 * 2**20
 
 
+def pieces(*parts: bytes) -> Script:
+    """An answer whose parts come one after the other."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(OK + b"Content-Length: %d\r\n\r\n" % len(b"".join(parts)))
+        for part in parts:
+            await asyncio.sleep(0.01)
+            writer.write(part)
+        await reader.read()
+
+    return script
+
+
+async def test_what_comes_while_a_reader_waits_may_be_taken_at_once() -> None:
+    taken: list[bytes] = []
+
+    def take(part: bytes) -> bool:
+        if part == b"c":
+            return False
+        taken.append(part)
+        return True
+
+    async with engine(pieces(b"a", b"b", b"c", b"d", b"e")) as (it, client), asyncio.timeout(5):
+        response = await client.send("GET", f"{it.url}/x", None, {})
+        left = await response.read_some(take)
+        # Nothing overtakes what was not taken, and without a reader nothing is.
+        await asyncio.sleep(0.03)
+        left += await response.read_some(take)
+        while more := await response.read_some(take):
+            left += more
+        assert taken[:2] == [b"a", b"b"]
+        assert left.startswith(b"c")
+        assert sorted(b"".join(taken) + left) == sorted(b"abcde")
+
+
+async def test_who_fails_to_take_a_piece_is_told_so() -> None:
+    def take(part: bytes) -> bool:
+        raise RuntimeError(part.decode())
+
+    async with engine(pieces(b"a", b"b")) as (it, client), asyncio.timeout(5):
+        response = await client.send("GET", f"{it.url}/x", None, {})
+        with pytest.raises(RuntimeError, match="a"):
+            await response.read_some(take)
+        assert await response.read() == b"b"
+
+
 async def test_a_failed_read_keeps_what_had_come() -> None:
     async with engine(answers(OK + b"Content-Length: 5\r\n\r\nabc")) as (it, client):
         response = await client.send("GET", f"{it.url}/x", None, {})

@@ -1,0 +1,1 @@
+"""Reading logs: bytes → lines → signatures → judged events → a summary. Pure but for `read`."""

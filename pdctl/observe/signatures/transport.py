@@ -1,0 +1,308 @@
+"""Lines of NIXL's backends, UCX, libfabric and EFA, and of the machine under them."""
+
+from pdctl.base.fix import Fix
+from pdctl.observe.signatures.model import ANYONE, NOTHING, Role, Signature
+
+_HOST: tuple[Role, ...] = ("host",)
+_BAR = "FACTS 8"
+
+TRANSPORT: tuple[Signature, ...] = (
+    Signature(
+        id="nixl.backend.up",
+        title="a transport was loaded",
+        literals=("was instantiated",),
+        pattern=r"^Backend (?P<backend>\w+) was instantiated",
+        severity="note",
+        good=True,
+        meaning="KV goes over this one. On EFA hosts it must be LIBFABRIC; UCX is the default when "
+        "nothing is set, and over EFA it is slow.",
+        fix=NOTHING,
+        source="run: recorded on vLLM 0.32.0; vllm#41814, nixl#909",
+    ),
+    Signature(
+        id="nixl.rail",
+        title="a network interface is used",
+        literals=("Created rail ",),
+        pattern=r"Created rail (?P<rail>\d+) \(device=(?P<device>[^,)]*)",
+        severity="note",
+        good=True,
+        versions="NIXL with `NIXL_LOG_LEVEL=DEBUG` and LIBFABRIC",
+        meaning="One for each EFA interface; a p5en has sixteen.",
+        fix=NOTHING,
+        source="vLLM's post of 2026-10-12, not run here",
+    ),
+    Signature(
+        id="nixl.backend.unsupported",
+        title="the transport cannot be loaded",
+        literals=("unsupported backend '", "NIXL_ERR_NOT_FOUND"),
+        pattern=r"createBackend: unsupported backend '(?P<backend>\w+)'|NIXL_ERR_NOT_FOUND",
+        severity="block",
+        meaning="The plugin is there and its libraries are not, or they are too old. LIBFABRIC of "
+        "NIXL 1.5.1 needs a symbol version that no released libfabric has.",
+        fix=Fix(
+            "for LIBFABRIC use the NIXL version that pdctl pins (1.5.0 with vLLM 0.33); "
+            "`ldd -v` on the plugin names what is missing",
+            ("pdctl doctor",),
+        ),
+        source=f"run: NIXL 1.5.1; {_BAR}",
+    ),
+    Signature(
+        id="nixl.version.old",
+        title="NIXL is too old for this vLLM",
+        literals=("NIXL >= ",),
+        pattern=r"NIXL >= (?P<wanted>[\d.]+) is required, but (?P<found>\S+) is installed",
+        severity="block",
+        versions="vLLM 0.33 and later",
+        meaning="The engine does not start.",
+        fix=Fix("let pdctl install the engine, or install the version it names", ("pdctl up",)),
+        source=f"read: vLLM 0.33.0; {_BAR}",
+    ),
+    Signature(
+        id="nixl.missing",
+        title="NIXL is not installed",
+        literals=("NIXL is not available",),
+        pattern=r"NIXL is not available",
+        severity="block",
+        meaning="The engine does not start with NixlConnector.",
+        fix=Fix("install NIXL into the engine's environment", ("pdctl up",)),
+        source="read: vLLM 0.32.0",
+    ),
+    Signature(
+        id="nixl.backend.error",
+        title="the transport failed",
+        literals=("NIXL_ERR_BACKEND",),
+        pattern=r"NIXL_ERR_BACKEND",
+        severity="block",
+        meaning="At start: the device or the registration of memory failed. Later: a transfer did.",
+        fix=Fix(
+            "start with `NIXL_LOG_LEVEL=DEBUG` and look at the line before; check the locked "
+            "memory limit (`ulimit -l unlimited`)",
+            ("pdctl doctor",),
+        ),
+        source="nixl#503, aibrix#1433, vllm#22430",
+        follows=("efa.memlock", "efa.register.failed", "ucx.qp.failed"),
+    ),
+    Signature(
+        id="nixl.backend.absent",
+        title="the transport's plugin is missing",
+        literals=("NIXL_ERR_INVALID_PARAM",),
+        pattern=r"NIXL_ERR_INVALID_PARAM",
+        severity="block",
+        meaning="Seen when a NIXL that was built by hand lacks the LIBFABRIC plugin.",
+        fix=Fix("use NIXL's own wheel"),
+        source="nixl#1411",
+    ),
+    Signature(
+        id="ucx.qp.failed",
+        title="a queue pair could not be set up",
+        literals=(") failed to modify to RTR", "mlx5dv_devx_obj_modify("),
+        pattern=r"ibv_modify_qp\(.*failed to modify to RTR|mlx5dv_devx_obj_modify\(.*failed",
+        severity="block",
+        meaning="UCX chose a device or mode that does not work, or the peer was restarted at the "
+        "same address.",
+        fix=Fix("name the device (`UCX_NET_DEVICES`); after a restart, restart the pair"),
+        source="aibrix#1433, vllm#49238",
+    ),
+    Signature(
+        id="ucx.endpoint.timeout",
+        title="the other engine no longer answers over UCX",
+        literals=("UCX AM send failed",),
+        pattern=r"UCX AM send failed with status (?P<status>-?\d+)",
+        severity="degrade",
+        meaning="Mostly it was restarted at the same address, and this engine knows the old one.",
+        fix=Fix("restart both, prefill first", ("pdctl down", "pdctl up")),
+        source="vllm#49238",
+        follows=("engine.dead",),
+    ),
+    Signature(
+        id="ucx.contexts.exhausted",
+        title="UCX has no more hardware contexts",
+        literals=("mlx5dv_devx_alloc_uar",),
+        pattern=r"mlx5dv_devx_alloc_uar",
+        severity="block",
+        meaning="Too many UCX threads in all engines of the host.",
+        fix=Fix("lower `num_threads` in `kv_connector_extra_config`"),
+        source="read: vLLM 0.31.0, a comment",
+    ),
+    Signature(
+        id="ucx.cuda_ipc.off",
+        title="KV does not go over NVLink",
+        literals=("zcopy disabled as no nvlinks detected",),
+        pattern=r"zcopy disabled as no nvlinks detected",
+        severity="note",
+        meaning="GPUs of one host have no NVLink between them; transfers take another way. Of no "
+        "importance between hosts.",
+        fix=NOTHING,
+        source="nixl#1195, nixl#1097",
+    ),
+    Signature(
+        id="ucx.cuda.missing",
+        title="UCX was built without CUDA",
+        literals=("cuda_copy' are not available",),
+        pattern=r"transports '.*cuda_copy' are not available",
+        severity="block",
+        meaning="It cannot move GPU memory.",
+        fix=Fix("use NIXL's own wheel, which brings its UCX"),
+        source="lmcache#725",
+    ),
+    Signature(
+        id="efa.memlock",
+        title="too little memory may be locked",
+        literals=("Libfabric error: (-12)", "EFA internal error: (4112)"),
+        pattern=r"Libfabric error: \(-12\)|EFA internal error: \(4112\)",
+        severity="block",
+        meaning="EFA cannot post its receive buffers.",
+        fix=Fix(
+            "`LimitMEMLOCK=infinity` in the unit, `--ulimit memlock=-1` for a container",
+            ("ulimit -l unlimited",),
+        ),
+        source="awsome-distributed-ai#647, bottlerocket#140",
+    ),
+    Signature(
+        id="efa.address.refused",
+        title="the other host's memory may not be read",
+        literals=("Libfabric error: (-13)", "EFA internal error: (4111)"),
+        pattern=r"Libfabric error: \(-13\)|EFA internal error: \(4111\)",
+        severity="block",
+        meaning="The peer was restarted, or has freed what is being read; libfabric then aborts "
+        "the whole process.",
+        fix=Fix("restart the pair", ("pdctl down", "pdctl up")),
+        source="nixl#2278, nixl#2250",
+    ),
+    Signature(
+        id="efa.register.failed",
+        title="GPU memory could not be registered",
+        literals=("fi_mr_reg failed on rail", "Unable to register MR"),
+        pattern=r"fi_mr_reg failed on rail|Unable to register MR.*Bad address",
+        severity="block",
+        meaning="The way from the network card to GPU memory (dmabuf) does not work.",
+        fix=Fix("a current GPU driver and EFA installer", ("pdctl doctor",)),
+        source="nixl#1609",
+    ),
+    Signature(
+        id="efa.peer_memory.missing",
+        title="the network card cannot reach GPU memory",
+        literals=("Failed to register CUDA buffer with the EFA device",),
+        pattern=r"Failed to register CUDA buffer with the EFA device",
+        severity="block",
+        meaning="Neither nvidia-peermem nor dmabuf is there; transfers that need it fail.",
+        fix=Fix(
+            "the open-kernel GPU driver with dmabuf, or load the module",
+            ("modprobe nvidia-peermem",),
+        ),
+        source="libfabric#11256",
+    ),
+    Signature(
+        id="efa.fork",
+        title="a fork after EFA was set up",
+        literals=("A process has executed an operation involving a call to the fork()",),
+        pattern=r"A process has executed an operation involving a call to the fork\(\)",
+        severity="block",
+        meaning="Registered memory cannot be forked on this kernel; the EFA provider ends the "
+        "process.",
+        fix=Fix(
+            "a current kernel; `VLLM_WORKER_MULTIPROC_METHOD=spawn`; `RDMAV_FORK_SAFE=1` costs "
+            "memory and start time"
+        ),
+        source="libfabric#6332, gvisor#14042",
+    ),
+    Signature(
+        id="gpu.memory.short",
+        title="the GPU is not free enough to start",
+        literals=("Free memory on device ",),
+        pattern=r"Free memory on device (?P<device>\S+) \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) "
+        r"on startup is less than",
+        severity="block",
+        meaning="Another process has the memory; often the engine that was killed a moment ago, "
+        "whose registered KV is still mapped.",
+        fix=Fix("wait until it is gone, or end it", ("nvidia-smi", "pdctl down")),
+        source="read: vLLM 0.32.0; vllm#58063",
+    ),
+    Signature(
+        id="cpu.memory.short",
+        title="the host has too little free memory to start",
+        literals=(" on startup is less than desired CPU memory utilization",),
+        pattern=r"Available memory on node (?P<node>\d+) "
+        r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than "
+        r"desired CPU memory utilization",
+        severity="block",
+        meaning="vLLM on CPUs wants a share of the whole memory when no size is given for the KV "
+        "cache.",
+        fix=Fix("set `cpu_kv_cache_gib` for the role"),
+        source="run: vLLM 0.32.0",
+    ),
+    Signature(
+        id="gpu.oom",
+        title="the GPU's memory is full",
+        literals=("CUDA out of memory",),
+        pattern=r"CUDA out of memory",
+        severity="block",
+        meaning="The engine asked for more than there is, and mostly dies of it.",
+        fix=Fix("lower `gpu_memory_utilization` or `max_num_seqs` of that role"),
+        source="PyTorch's own text",
+    ),
+    Signature(
+        id="port.in_use",
+        title="a port is taken",
+        literals=("ddress already in use",),
+        pattern=r"[Aa]ddress already in use",
+        severity="block",
+        roles=ANYONE,
+        meaning="The process cannot start. With two engines on one host it is often the side "
+        "channel's port, which counts up with the data-parallel and tensor-parallel ranks.",
+        fix=Fix(
+            "give each engine its own `side_channel_port`, some apart, or 0 to let pdctl choose",
+            ("pdctl up",),
+        ),
+        source="vllm#20965, vllm#25059",
+    ),
+    Signature(
+        id="host.oom",
+        title="the kernel killed a process for want of memory",
+        literals=("Out of memory: Killed process",),
+        pattern=r"Out of memory: Killed process (?P<pid>\d+) \((?P<process>[^)]*)\)",
+        severity="block",
+        roles=_HOST,
+        meaning="If it was an engine, its KV and all handles to it are gone.",
+        fix=Fix("give the host more memory, or the engine less (KV space, offload)"),
+        source="the Linux kernel's own text",
+    ),
+    Signature(
+        id="logs.suppressed",
+        title="journald threw lines away",
+        literals=(" messages from ",),
+        pattern=r"^Suppressed (?P<lines>\d+) messages from (?P<unit>\S+)",
+        severity="degrade",
+        roles=_HOST,
+        meaning="The service wrote faster than journald allows. What was lost cannot be counted: "
+        "every number of this report is too small.",
+        fix=Fix("`LogRateLimitIntervalSec=0` in the unit of the service"),
+        source="systemd-journald's own text",
+    ),
+    Signature(
+        id="logs.dropped",
+        title="the system log threw lines away",
+        literals=(" messages lost due to rate-limiting", " messages due to rate-limiting"),
+        pattern=r"(?P<lines>\d+) messages lost due to rate-limiting"
+        r"|begin to drop messages due to rate-limiting",
+        severity="degrade",
+        roles=_HOST,
+        meaning="What was lost cannot be counted: every number of this report is too small.",
+        fix=Fix("raise the limit of rsyslog (`$imuxsockRateLimitInterval 0`)"),
+        source="rsyslog's own text",
+    ),
+    Signature(
+        id="logs.clock_skew",
+        title="the clocks of two hosts differ",
+        literals=(),
+        pattern="",
+        severity="note",
+        roles=_HOST,
+        meaning="An engine's line about a request is dated before the router's first or after its "
+        "last about it. The order of events of several hosts is not to be trusted; each host's own "
+        "is. TTLs are not affected, they run on one clock each.",
+        fix=Fix("let the hosts keep time", ("timedatectl",)),
+        source="concluded from lines of several logs about one request",
+        derived=True,
+    ),
+)
