@@ -15,8 +15,8 @@ from aiohttp import web
 from pdctl.base.explain import ADMIN_TENANT, REUSE_PATH
 from pdctl.base.words import one_line
 from pdctl.router.core import Policy
-from pdctl.router.driver import Shared, let_go
 from pdctl.router.front import error_answer
+from pdctl.router.giving import Shared, let_go
 from pdctl.router.keys import ApiKeys
 
 log = logging.getLogger("pdctl.router")

@@ -5,7 +5,7 @@ import logging
 import secrets
 
 from pdctl.router import audit
-from pdctl.router.core import Answer, Audit, Failure
+from pdctl.router.actions import Answer, Audit, Failure
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
 from pdctl.router.metrics import RouterMetrics

@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 
 from pdctl.config.model import RouterLimits
-from pdctl.router.core import Answer, Failure
+from pdctl.router.actions import Answer, Failure
 from pdctl.router.ids import dumps, loads
 from pdctl.router.wire import Client, Response
 

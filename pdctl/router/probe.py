@@ -15,9 +15,10 @@ from pdctl.base.sse import SseSplitter
 from pdctl.base.transfer import FIRST_TURN, for_pull, is_handle
 from pdctl.observe.sides import give_back, probe_sides
 from pdctl.router import match
-from pdctl.router.core import Answer, Failure, Policy
-from pdctl.router.driver import Shared
+from pdctl.router.actions import Answer, Failure
+from pdctl.router.core import Policy
 from pdctl.router.fleet import Pair
+from pdctl.router.giving import Shared
 from pdctl.router.legs import ClientWants, StreamCleaner, count_of
 
 _REPROBE_S = 60.0

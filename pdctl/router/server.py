@@ -25,14 +25,16 @@ from pdctl.base.requestlog import RequestRecord
 from pdctl.base.sse import event_of
 from pdctl.base.words import one_line
 from pdctl.router import legs, prefixes
+from pdctl.router.actions import Report
 from pdctl.router.admin import ReuseSwitch
 from pdctl.router.auditor import Auditor
-from pdctl.router.core import Policy, Report, TurnRequest, run_turn
-from pdctl.router.driver import Background, Driver, Shared, let_all_go, let_go
+from pdctl.router.core import Policy, TurnRequest, run_turn
+from pdctl.router.driver import Driver
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
 from pdctl.router.front import Runner, error_answer, let_browsers_in
+from pdctl.router.giving import Background, Shared, let_all_go, let_go
 from pdctl.router.handle import Conversation
 from pdctl.router.keys import ApiKeys, KeyFile
 from pdctl.router.memory import MemoryStore

@@ -10,10 +10,11 @@ import orjson
 
 from pdctl.base.words import one_line
 from pdctl.router import retention
-from pdctl.router.core import Answer, Failure, Policy
-from pdctl.router.driver import Shared, let_go, make_room
+from pdctl.router.actions import Answer, Failure
+from pdctl.router.core import Policy
 from pdctl.router.eligible import CHAT
 from pdctl.router.fleet import Engine, Pair
+from pdctl.router.giving import Shared, let_go, make_room
 from pdctl.router.probe import Prober
 from pdctl.router.store import Total
 from pdctl.router.vitals import Vitals, read_vitals

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pdctl.router.core import (
+from pdctl.router.actions import (
     Action,
     Answer,
     Find,
@@ -12,15 +12,13 @@ from pdctl.router.core import (
     MakeRoom,
     OpenDecode,
     Opened,
-    Policy,
     Prefill,
     Relay,
     Relayed,
     Render,
     Report,
-    TurnRequest,
-    run_turn,
 )
+from pdctl.router.core import Policy, TurnRequest, run_turn
 from pdctl.router.eligible import CHAT, Endpoint
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Conversation, Handle, Scope

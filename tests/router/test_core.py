@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pdctl.router.core import (
+from pdctl.router.actions import (
     Alarm,
     Failure,
     Find,

@@ -1,0 +1,136 @@
+"""What all requests of a router share, and how blocks are given back to decode."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pdctl.config.model import RouterLimits
+from pdctl.router import legs, retention
+from pdctl.router.actions import (
+    Answer,
+    Failure,
+    Release,
+)
+from pdctl.router.auditor import Auditor
+from pdctl.router.core import release_of
+from pdctl.router.engines import Engines
+from pdctl.router.fleet import Fleet
+from pdctl.router.handle import Handle
+from pdctl.router.metrics import RouterMetrics
+from pdctl.router.store import HandleStore, Total
+
+log = logging.getLogger("pdctl.router")
+
+# At the end of the router. An engine that does not answer must not hold that up.
+_LAST_RELEASES_S = 5.0
+_RELEASES_AT_ONCE = 16
+
+
+class Background:
+    """Work that must go on when its request is gone; the router waits for it at shutdown."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Start it; an error in it is logged, not lost."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def drain(self, limit: float) -> None:
+        """Wait for what is running, at most `limit` seconds, then cancel it."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(set(self._tasks), timeout=limit)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=1)
+
+    def _done(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("background work failed", exc_info=task.exception())
+
+
+@dataclass
+class Shared:
+    """What all requests of a router share."""
+
+    engines: Engines
+    fleet: Fleet
+    store: HandleStore
+    metrics: RouterMetrics
+    limits: RouterLimits
+    background: Background
+    auditor: Auditor
+
+
+async def note_start(shared: Shared, handle: Handle) -> None:
+    """A handle names the start of its engine; one of another start means all others are dead."""
+    known = shared.fleet.decode_starts.get(handle.decode)
+    if known != handle.engine_start:
+        shared.fleet.decode_starts[handle.decode] = handle.engine_start
+        if known is not None:
+            gone = await shared.store.forget_engine(handle.decode, handle.engine_start)
+            log.warning("%s was restarted: %d handles forgotten", handle.decode, gone)
+
+
+async def make_room(shared: Shared, decode: str) -> None:
+    """Give back what is least worth, as far as decode has no room for what is there or coming."""
+    engine = shared.fleet.decode[decode]
+    totals = (await shared.store.totals()).get(decode, Total())
+    engine.retained = totals.pinned
+    missing = retention.shortfall(
+        engine.capacity_tokens, totals.pinned, engine.outstanding, engine.others
+    )
+    if missing <= 0:
+        return
+    for handle in await shared.store.take_least(decode, missing):
+        let_go(shared, handle, "pressure")
+
+
+def let_go(shared: Shared, handle: Handle, reason: str) -> None:
+    """Have decode free a handle that was taken out of the store, in the background."""
+    shared.background.run(release(shared, release_of(shared.fleet, handle, reason), {}))
+
+
+async def let_all_go(shared: Shared, handles: Sequence[Handle]) -> None:
+    """Have decode free what ends with this router, as far as there is time."""
+    left = iter(handles)
+
+    async def some() -> None:
+        for handle in left:
+            await release(shared, release_of(shared.fleet, handle, "router_ends"), {})
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_RELEASES_S):
+            await asyncio.gather(*(some() for _ in range(_RELEASES_AT_ONCE)))
+    if late := sum(1 for _ in left):
+        log.warning("%d handles were not given back: decode keeps them for its TTL", late)
+
+
+async def release(shared: Shared, action: Release, headers: dict[str, str]) -> None:
+    """Free a handle's blocks on decode by way of prefill. Failing costs memory only."""
+    if not action.prefill:
+        shared.metrics.releases.labels("no_prefill").inc()
+        return
+    refusal = shared.fleet.releases_by_refusal(action.prefill, action.decode)
+    body = legs.release_by_refusal if refusal else legs.release_by_reading
+    result = await shared.engines.post_json(
+        f"{action.prefill}/v1/completions",
+        body(action.model, action.params),
+        limit=shared.limits.prefill_base,
+        headers=headers,
+    )
+    refused = refusal and isinstance(result, Failure) and result.status == 400
+    # Also by a prefill that does not refuse: it has been told to pull nothing.
+    released = refused or isinstance(result, Answer)
+    shared.metrics.releases.labels(action.reason if released else "failed").inc()
+    if not released:
+        log.warning("release of %s failed: %s", action.params.get("remote_request_id"), result)
