@@ -313,8 +313,9 @@ class StreamCleaner:
     def feed_some(self, data: bytes) -> bytes:
         """The bytes to send now for what has come, which may end in mid-event."""
         begin = b""
-        if not self._tail and len(self.splitter.rest()) < _SHORT:
-            data = self.splitter.take_rest() + data
+        if not self._tail and len(rest := self.splitter.rest()) < _SHORT:
+            if rest:
+                data = self.splitter.take_rest() + data
             if words := _WORDS.match(data):
                 begin, data = self._words(words[0]), data[words.end() :]
                 if not data:
@@ -343,11 +344,12 @@ class StreamCleaner:
 
     def _words(self, words: bytes) -> bytes:
         self.harvest.content_seen = True
-        ids = b",".join(filter(None, _IDS.findall(words)))
+        between = _IDS.split(words)
+        ids = b",".join(filter(None, between[1::2]))
         if ids:
             self.harvest.generated.extend(map(int, ids.split(b",")))
         if not self._wants.token_ids:
-            words = _IDS.sub(_NO_IDS, words)
+            words = _NO_IDS.join(between[::2])
         return words.replace(_NO_HANDLE, b"")
 
     def _holding(self, out: bytes | dict[str, Any]) -> bool:

@@ -202,7 +202,7 @@ class Response:
 
     def feed(self, part: bytes) -> bool:
         """A piece of the body has come; whether the reader lags behind."""
-        if self._taken(part):
+        if self._take is not None and self._taken(part, self._take):
             return False
         self._parts.append(part)
         self._waiting += len(part)
@@ -214,12 +214,12 @@ class Response:
         self._over = True
         self._wake()
 
-    def _taken(self, part: bytes) -> bool:
+    def _taken(self, part: bytes, take: Callable[[bytes], bool]) -> bool:
         reader = self._reader
-        if self._take is None or reader is None or reader.done():
+        if reader is None or reader.done():
             return False
         try:
-            return self._take(part)
+            return take(part)
         except Exception as error:  # the reader's affair, and not the connection's
             reader.set_exception(error)
             return True
