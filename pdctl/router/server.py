@@ -69,7 +69,6 @@ _OTHER_FILES = 100
 _LEVELS_WRITTEN = 200
 _GC = (10_000, 20, 100)
 _TENANT = web.RequestKey("tenant", str)
-_TURN_PATHS = (CHAT, COMPLETIONS)
 # What load balancers and scrapers ask without a key, as they do of the engines.
 _OPEN_PATHS = ("/health", "/ready", "/metrics")
 
@@ -411,7 +410,9 @@ class Router:
                 metrics.count_request(path, 401)
                 return error_answer(401, "A valid API key is needed", "unauthorized")
             request[_TENANT] = tenant
-        if self._in_flight >= self.settings.limits.concurrent_requests and path in _TURN_PATHS:
+        # All that engines work for; what says how the router is goes on.
+        works = request.method == hdrs.METH_POST
+        if self._in_flight >= self.settings.limits.concurrent_requests and works:
             metrics.count_request(path, 503)
             busy = error_answer(503, "The router has all the requests it may have", "overloaded")
             busy.headers["Retry-After"] = "1"

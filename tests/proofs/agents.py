@@ -36,8 +36,8 @@ MIX: Mapping[Kind, int] = {
     "system": 2,  # another system prompt, or other tools
 }
 
-LONGEST = 1800
-"""Tokens, about, after which an agent compacts its history."""
+LONGEST = 5000
+"""Tokens, about, after which an agent compacts its history: as late as the model lets it."""
 
 SYSTEM_PROMPTS = 3
 FIRST_WORDS = 4

@@ -282,6 +282,10 @@ async def test_more_requests_than_allowed_are_told_to_come_again() -> None:
         await w.until(lambda: len(w.d.seen) == 1)
         status, answer, _ = await w.ask([user(LONG)])
         assert (status, answer["error"]["type"]) == (503, "overloaded")
+        async with w.http.post(f"{w.url}/v1/responses", json={"input": LONG}) as passed:
+            assert passed.status == 503
+        async with w.http.get(f"{w.url}/health") as health:
+            assert health.status == 200
         assert (await task)[0] == 200
 
 
