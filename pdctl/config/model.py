@@ -522,7 +522,7 @@ class RouterLimits(Section):
     store: PositiveSeconds = 0.5
     """For one operation of a store that routers share."""
     idle: PositiveSeconds = 120.0
-    """Between two bytes of decode, for a client's body to come, and for a client to read on."""
+    """Between two bytes of decode, for a client's request to come, and for a client to read on."""
     total: PositiveSeconds = 3600.0
     """For a whole request."""
     body_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)

@@ -336,34 +336,9 @@ class _Turn:
         """Prefill with the claimed handle; None when it has to be done again without it."""
         tokens = self._attachable(handle)
         self.report.attached_tokens = tokens
-        uncached = self.size - tokens
-        leg = Prefill(
-            url=prefill,
-            body=legs.prefill_body(
-                self.request.endpoint,
-                self.body,
-                for_pull(handle.params, tokens, handle.block_size),
-            ),
-            limit=self.policy.prefill_limit(uncached, reusing=True),
-            carries_handle=True,
-            uncached=uncached,
-        )
-        result: Answer | Failure
-        if self.request.audited:
-            result = yield replace(leg, body=leg.body | audit.asking(self.request.endpoint))
-        if not self.request.audited or (isinstance(result, Failure) and result.refused):
-            result = yield leg  # also when prefill may not tell logprobs
-        if isinstance(result, Failure) and result.refused:
-            # Refused before the engine saw it: the handle is as good as before.
-            self.fleet.reuse_dropped(prefill, handle.decode, handle.engine_start, self.clock())
-            yield from self._keep(handle)
-            self.claimed = None
-            return None
+        result = yield from self._pull(handle, prefill, tokens)
         if isinstance(result, Failure):
-            yield Settle(handle, "unknown", result.kind)
-            self.fleet.reuse_failed(prefill, handle.decode, handle.engine_start, self.clock())
-            self.report.retries.append(f"reuse_{result.kind}")
-            self.report.reason = "prefill_failed_with_handle"
+            yield from self._not_pulled(handle, prefill, result)
             return None
         yield Settle(handle, "consumed", "read")
         self.fleet.reuse_worked(prefill, handle.decode, handle.engine_start, self.clock())
@@ -381,6 +356,40 @@ class _Turn:
                 said=audit.first_logprobs(result.json),
             )
         return result
+
+    def _pull(
+        self, handle: Handle, prefill: str, tokens: int
+    ) -> Generator[Action, Any, Answer | Failure]:
+        kv = for_pull(handle.params, tokens, handle.block_size)
+        leg = Prefill(
+            url=prefill,
+            body=legs.prefill_body(self.request.endpoint, self.body, kv),
+            limit=self.policy.prefill_limit(self.size - tokens, reusing=True),
+            carries_handle=True,
+            uncached=self.size - tokens,
+        )
+        result: Answer | Failure
+        if self.request.audited:
+            result = yield replace(leg, body=leg.body | audit.asking(self.request.endpoint))
+            if not (isinstance(result, Failure) and result.refused):
+                return result
+            # Prefill may not tell logprobs.
+        result = yield leg
+        return result
+
+    def _not_pulled(
+        self, handle: Handle, prefill: str, failure: Failure
+    ) -> Generator[Action, Any, None]:
+        if failure.refused:
+            # Before the engine saw it: the handle is as good as before.
+            self.fleet.reuse_dropped(prefill, handle.decode, handle.engine_start, self.clock())
+            yield from self._keep(handle)
+            self.claimed = None
+            return
+        yield Settle(handle, "unknown", failure.kind)
+        self.fleet.reuse_failed(prefill, handle.decode, handle.engine_start, self.clock())
+        self.report.retries.append(f"reuse_{failure.kind}")
+        self.report.reason = "prefill_failed_with_handle"
 
     def _distrust(self) -> Generator[Action, Any, None]:
         """Prefill computed with other ids than it had said: wrong KV was pulled."""

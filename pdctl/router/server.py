@@ -549,6 +549,8 @@ async def serving(router: Router) -> AsyncIterator[str]:
         logger=_http_log,
         # Without it a handler that waits on a silent engine never hears that its client left.
         handler_cancellation=True,
+        # Also for who connects and says nothing, or half of a request's head.
+        keepalive_timeout=router.settings.limits.idle,
         max_line_size=line,
         max_field_size=line,
         # A little more, for the words that end what ran too long.

@@ -621,3 +621,14 @@ def test_the_router_takes_as_many_files_as_it_may(caplog: pytest.LogCaptureFixtu
         assert "ulimit -n" in caplog.text
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"])
+async def test_who_does_not_say_what_it_wants_is_not_waited_for(said: bytes) -> None:
+    async with world(limits={"idle": 0.2}) as w:
+        parts = urlsplit(w.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(said)
+        async with asyncio.timeout(5):
+            assert b" 200 " not in await reader.read()
+        writer.close()
