@@ -1,32 +1,27 @@
 """HTTP/1.1 to the engines, as little of it as they speak.
 
 A general client costs more than all else that the router does for a request, and it does so three
-times: to render, to prefill and to decode. This one keeps connections, reads heads, and reads
-bodies by length, by chunks or to the end of the connection; nothing else.
+times: to render, to prefill and to decode. This one keeps connections and gives answers out as they
+come; `httptools` takes them apart.
 
 Whatever goes wrong is an OSError: what the network says, `BadAnswerError` for what is no HTTP, and
 `HungUpError` where an engine closed the connection before its answer was complete.
 """
 
 import asyncio
-import re
 import ssl
 import zlib
 from collections.abc import Callable, Mapping
 from typing import cast
 from urllib.parse import urlsplit
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
 _LONGEST_HEAD = 2**16
 # Reading stops when so much waits to be taken, and goes on when it was.
 _MOST_WAITING = 2**20
 # vLLM closes what is idle for 5 s; a connection that is about to be closed is not used any more.
 _MOST_IDLE_S = 4.0
-_STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: .*)?")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
-_LENGTH = re.compile(r"\d{1,18}")
-_FIRST_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
-_NEXT_SIZE = re.compile(rb"\r\n([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
-_LONGEST_SIZE = 4096
 
 
 class BadAnswerError(ConnectionError):
@@ -35,100 +30,6 @@ class BadAnswerError(ConnectionError):
 
 class HungUpError(ConnectionError):
     """The connection ended before the answer did."""
-
-
-class Chunks:
-    """Takes a chunked body apart, under any cutting of it.
-
-    Attributes:
-        done: the body is over.
-        extra: what came after it.
-    """
-
-    def __init__(self) -> None:
-        self.done = False
-        self.extra = b""
-        self._rest = b""
-        self._left = 0
-        self._size = _FIRST_SIZE
-        self._last = False
-
-    def feed(self, data: bytes) -> bytes:
-        """The content in this piece.
-
-        Raises:
-            BadAnswerError: it is not chunked as it should be.
-        """
-        buffer, begin = (self._rest + data if self._rest else data), 0
-        self._rest = b""
-        if self._last:
-            self._end(buffer)
-            return b""
-        parts, left, total, size_of = [], self._left, len(buffer), self._size
-        while True:
-            if left:
-                end = begin + left
-                parts.append(buffer[begin:end])
-                if end > total:
-                    self._left = end - total
-                    break
-                begin = end
-            size = size_of.match(buffer, begin)
-            if size is None:
-                self._left = 0
-                self._wait(buffer[begin:])
-                break
-            begin = size.end()
-            left = int(size[1], 16)
-            size_of = _NEXT_SIZE
-            if not left:
-                self._last = True
-                self._end(buffer[begin:])
-                break
-        self._size = size_of
-        return b"".join(parts)
-
-    def _wait(self, rest: bytes) -> None:
-        """Keep what may become the size of a chunk."""
-        if len(rest) > _LONGEST_SIZE or b"\n" in rest[2:]:
-            raise BadAnswerError("a chunk has no size")
-        self._rest = rest
-
-    def _end(self, rest: bytes) -> None:
-        """After the last chunk come trailers, which nobody reads, and an empty line."""
-        if rest.startswith(b"\r\n"):
-            end = 2
-        elif (found := rest.find(b"\r\n\r\n")) >= 0:
-            end = found + 4
-        elif len(rest) > _LONGEST_HEAD:
-            raise BadAnswerError("the trailers have no end")
-        else:
-            self._rest = rest
-            return
-        self.done, self.extra = True, rest[end:]
-
-
-def read_head(head: bytes) -> tuple[int, bool, dict[str, str]]:
-    """Status, whether the protocol is 1.1, and fields by lower-case name; the last of each name.
-
-    Raises:
-        BadAnswerError: it is no head of an answer.
-    """
-    first, *lines = head.split(b"\r\n")
-    status = _STATUS.fullmatch(first)
-    if status is None:
-        raise BadAnswerError("the answer has no status")
-    fields: dict[str, str] = {}
-    for line in lines:
-        field = _FIELD.fullmatch(line)
-        if field is None:
-            raise BadAnswerError("a header is not one")
-        name = field[1].decode().lower()
-        value = field[2].decode("utf-8", "surrogateescape")
-        if name == "content-length" and fields.get(name, value) != value:
-            raise BadAnswerError("the answer has two lengths")
-        fields[name] = value
-    return int(status[2]), status[1] == b"1", fields
 
 
 class Response:
@@ -236,13 +137,18 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._head = b""
         self._answer: asyncio.Future[Response] | None = None
         self._response: Response | None = None
-        self._chunks: Chunks | None = None
         self._unpack: zlib._Decompress | None = None
-        # Bytes to come; None when the body goes on to the end of the connection.
-        self._left: int | None = 0
+        # A parser for each exchange, so that none begins with what is left of the one before.
+        self._parser: HttpResponseParser | None = None
+        self._fields: dict[str, str] = {}
+        self._parts: list[bytes] = []
+        # Bytes since the last that was content: of a head, or of trailers.
+        self._bare = 0
+        # The body goes on to the end of the connection.
+        self._endless = False
+        self._complete = False
         self._keep = False
         self.idle_since = 0.0
 
@@ -262,6 +168,12 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         answer: asyncio.Future[Response] = self._loop.create_future()
         self._answer = answer
+        self._parser = HttpResponseParser(self)
+        # Some proxies say a length besides the chunks, which count, or pad the sizes of chunks.
+        self._parser.set_dangerous_leniencies(
+            lenient_chunked_length=True, lenient_spaces_after_chunk_size=True
+        )
+        self._bare, self._complete = 0, False
         self._transport.writelines([head, body] if body else [head])
         try:
             return await answer
@@ -292,7 +204,7 @@ class _Connection(asyncio.Protocol):
         if self in self._pool:
             self._pool.remove(self)
         response = self._response
-        if response is not None and self._left is None and self._chunks is None and error is None:
+        if response is not None and self._endless and error is None:
             response.end()
             return
         lost = (
@@ -303,13 +215,50 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of an answer."""
         try:
-            if self._response is None:
-                data = self._read_head(data)
-            if self._response is not None:
-                self._read_body(self._response, data)
+            self._read(data)
         except BadAnswerError as error:
             self._fail(error)
             self.drop()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """The first bytes of an answer, of an interim one, or of what nobody asked for."""
+        if self._complete:
+            raise BadAnswerError("an answer without a request")
+        self._fields = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head, or a trailer, which nobody reads; the last of each name counts."""
+        if self._response is None:
+            text = value.rstrip(b" \t").decode("utf-8", "surrogateescape")
+            self._fields[name.decode().lower()] = text
+
+    def on_headers_complete(self) -> None:
+        """Make a response, unless the head only says that the answer will come."""
+        parser, answer = self._parser, self._answer
+        assert parser is not None
+        assert answer is not None
+        if not parser.get_http_version().startswith("1."):
+            raise BadAnswerError("what came is no HTTP/1.1")
+        status = parser.get_status_code()
+        if status < 200:
+            if self._fields.keys() & {"content-length", "transfer-encoding"}:
+                raise BadAnswerError("an interim answer has a body")
+            return
+        self._expect(status, self._fields)
+        self._keep = parser.should_keep_alive()
+        self._response = Response(status, self._fields, self)
+        answer.set_result(self._response)
+
+    def on_body(self, part: bytes) -> None:
+        """A piece of the body; a read may bring many, and the reader gets them as one."""
+        self._parts.append(part)
+
+    def on_message_complete(self) -> None:
+        """The end of an answer, or of an interim one."""
+        self._complete = self._response is not None
+        self._bare = 0
 
     def _fail(self, error: OSError) -> None:
         if self._response is not None:
@@ -317,64 +266,46 @@ class _Connection(asyncio.Protocol):
         elif self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
 
-    def _read_head(self, data: bytes) -> bytes:
-        """Make a response when the head is complete. Returns what came after it."""
-        if self._answer is None or self._answer.done():
+    def _read(self, data: bytes) -> None:
+        answer, parser = self._answer, self._parser
+        if parser is None or answer is None or (self._response is None and answer.done()):
             raise BadAnswerError("an answer without a request")
-        buffer = self._head + data if self._head else data
-        while True:
-            end = buffer.find(b"\r\n\r\n")
-            if end < 0:
-                self._head = buffer
-                if len(buffer) > _LONGEST_HEAD or not b"HTTP/1.".startswith(buffer[:7]):
-                    raise BadAnswerError("what came is no HTTP")
-                return b""
-            status, recent, fields = read_head(buffer[:end])
-            buffer = buffer[end + 4 :]
-            if status >= 200:  # any other only says that the answer will come
-                break
-        self._head = b""
-        self._expect(status, fields)
-        self._response = Response(status, fields, self)
-        self._keep = recent and fields.get("connection", "").lower() != "close"
-        self._answer.set_result(self._response)
-        return buffer
+        self._bare += len(data)
+        extra = False
+        try:
+            parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            if not self._complete:
+                raise _bad(error) from error
+            extra = True
+        if self._parts:
+            self._bare = 0
+        elif self._bare > _LONGEST_HEAD:
+            raise BadAnswerError("a head or the trailers have no end")
+        if self._response is not None:
+            self._read_body(self._response, extra)
 
     def _expect(self, status: int, fields: Mapping[str, str]) -> None:
-        self._chunks, self._left = None, None
-        coding = fields.get("transfer-encoding", "").lower()
+        coding = fields.get("transfer-encoding")
         self._unpack = _unpacker(fields.get("content-encoding", "identity").lower())
-        if coding == "chunked":
-            self._chunks = Chunks()
-        elif coding:
+        if coding is not None and coding.lower() != "chunked":
             raise BadAnswerError(f"the answer is encoded as {coding}")
-        elif status in (204, 304):
-            self._left = 0
-        elif (length := fields.get("content-length")) is not None:
-            if not _LENGTH.fullmatch(length):
-                raise BadAnswerError("the answer has no length")
-            self._left = int(length)
+        sized = coding is not None or "content-length" in fields
+        self._endless = not sized and status not in (204, 304)
 
-    def _read_body(self, response: Response, data: bytes) -> None:
-        extra = b""
-        if self._chunks is not None:
-            part = self._chunks.feed(data)
-            over, extra = self._chunks.done, self._chunks.extra
-        elif self._left is not None:
-            part, extra = data[: self._left], data[self._left :]
-            self._left -= len(part)
-            over = self._left == 0
-        else:
-            part, over = data, False
+    def _read_body(self, response: Response, extra: bool) -> None:
+        parts, self._parts = self._parts, []
+        part = parts[0] if len(parts) == 1 else b"".join(parts)
         if part and self._unpack is not None:
             part = _unpacked(self._unpack, part)
+        over = self._complete
         if part and response.feed(part) and not over and self._transport is not None:
             self._transport.pause_reading()
         if over:
             self._over(response, extra)
 
-    def _over(self, response: Response, extra: bytes) -> None:
-        self._response = self._answer = None
+    def _over(self, response: Response, extra: bool) -> None:
+        self._response = self._answer = self._parser = None
         response.end()
         assert self._transport is not None
         # An engine that goes on after its answer cannot be asked again.
@@ -383,6 +314,12 @@ class _Connection(asyncio.Protocol):
         else:
             self.idle_since = self._loop.time()
             self._pool.append(self)
+
+
+def _bad(error: Exception) -> BadAnswerError:
+    """What the parser said, or what one of our own callbacks did."""
+    cause = error.__context__
+    return cause if isinstance(cause, BadAnswerError) else BadAnswerError(f"no HTTP: {error}")
 
 
 def _unpacker(coding: str) -> "zlib._Decompress | None":

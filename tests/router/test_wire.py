@@ -1,17 +1,14 @@
 import asyncio
 import gzip
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pdctl.config.model import RouterLimits
 from pdctl.router import wire
 from pdctl.router.engines import Engines
-from pdctl.router.wire import BadAnswerError, Chunks, Client, HungUpError, read_head
+from pdctl.router.wire import BadAnswerError, Client, HungUpError
 
 OK = b"HTTP/1.1 200 OK\r\n"
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -19,66 +16,6 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 def chunked(*parts: bytes) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-
-
-@given(
-    parts=st.lists(st.binary(min_size=1, max_size=40), max_size=6),
-    cuts=st.lists(st.integers(0, 300), max_size=8),
-)
-def test_chunks_are_the_same_under_any_cutting(parts: list[bytes], cuts: list[int]) -> None:
-    raw = chunked(*parts) + b"extra"
-    edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
-    chunks, got = Chunks(), b""
-    for begin, end in itertools.pairwise(edges):
-        if chunks.done:
-            break
-        got += chunks.feed(raw[begin:end])
-    assert chunks.done
-    assert got == b"".join(parts)
-
-
-def test_what_follows_the_chunks_is_told() -> None:
-    chunks = Chunks()
-    assert chunks.feed(b"2;name=value\r\nab\r\n0\r\nTrailer: x\r\n\r\nmore") == b"ab"
-    assert (chunks.done, chunks.extra) == (True, b"more")
-
-
-@pytest.mark.parametrize(
-    "raw", [b"xyz\r\n", b"-1\r\n", b"0x2\r\nab", b"2\r\nabc\r\n", b"\r\n\r\n\r\n"]
-)
-def test_bad_chunks_are_refused(raw: bytes) -> None:
-    with pytest.raises(BadAnswerError):
-        Chunks().feed(raw)
-
-
-def test_a_chunk_arrives_before_it_is_whole() -> None:
-    chunks = Chunks()
-    assert chunks.feed(b"a\r\n12345") == b"12345"
-    assert chunks.feed(b"67890") == b"67890"
-    assert not chunks.done
-
-
-def test_a_head_is_read() -> None:
-    head = OK.rstrip() + b"\r\nContent-Type: text/plain; x=\xc3\xa9 \r\nX-A:\r\nx-a: 2"
-    assert read_head(head) == (200, True, {"content-type": "text/plain; x=é", "x-a": "2"})
-    assert read_head(b"HTTP/1.0 503")[:2] == (503, False)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"",
-        b"HTTP/2 200 OK",
-        b"HTTP/1.1 2000 OK",
-        OK + b"no field",
-        OK + b" folded: x",
-        OK + b"a b: c",
-        OK + b"Content-Length: 1\r\nContent-Length: 2",
-    ],
-)
-def test_what_is_no_head_is_refused(head: bytes) -> None:
-    with pytest.raises(BadAnswerError):
-        read_head(head)
 
 
 class Engine:
@@ -147,6 +84,11 @@ async def fetch(
         (OK + b"Content-Length: 3\r\n\r\nabc", b"abc"),
         (OK + b"Content-Length: 0\r\n\r\n", b""),
         (OK + b"Transfer-Encoding: Chunked\r\n\r\n" + chunked(b"ab", b"c"), b"abc"),
+        (
+            OK + b"Transfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n"
+            b"2;name=value\r\nab\r\n1 \r\nc\r\n0\r\nTrailer: x\r\n\r\n",
+            b"abc",
+        ),
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\nx", b"x"),
         (b"HTTP/1.1 102 \r\n\r\n" * 3000 + OK + b"Content-Length: 1\r\n\r\nx", b"x"),
@@ -177,6 +119,8 @@ async def test_a_body_may_end_with_its_connection() -> None:
         OK + b"Content-Length: 1\r\nConnection: close\r\n\r\nx",
         b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx",
         OK + b"Content-Length: 1\r\n\r\nx and more",
+        OK + b"Content-Length: 1\r\n\r\nx" + OK + b"Content-Length: 1\r\n\r\ny",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"x") + b"HTTP",
     ],
 )
 async def test_what_may_not_be_asked_again_is_not(raw: bytes) -> None:
@@ -199,12 +143,51 @@ async def test_what_may_not_be_asked_again_is_not(raw: bytes) -> None:
         (OK + b"Content-Encoding: br\r\n\r\n", BadAnswerError),
         (OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", BadAnswerError),
         (OK + b"X: " + b"x" * 70_000, BadAnswerError),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"x" * 300_000, BadAnswerError),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n", BadAnswerError),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n0x2\r\nab", BadAnswerError),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n", BadAnswerError),
+        (b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n", BadAnswerError),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", BadAnswerError),
+        (OK + b"no field\r\n\r\n", BadAnswerError),
+        (OK + b" folded: x\r\n\r\n", BadAnswerError),
+        (OK + b"a b: c\r\n\r\n", BadAnswerError),
+        (OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", BadAnswerError),
+        (b"HTTP/1.1 100 Continue\r\nContent-Length: 3\r\n\r\nabc", BadAnswerError),
+        (b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", BadAnswerError),
     ],
 )
 async def test_what_is_no_answer_is_an_error(raw: bytes, error: type[OSError]) -> None:
     async with engine(answers(raw, stay=False)) as (it, client):
         with pytest.raises(error):
             await fetch(it, client)
+
+
+async def test_a_head_is_read() -> None:
+    raw = OK + b"Content-Type: text/plain; x=\xc3\xa9 \r\nX-A:\r\nx-a: 2\r\nX-B: \xff\r\n\r\n"
+    async with engine(answers(b"HTTP/1.1 103 Hints\r\nX-C: 3\r\n\r\n" + raw)) as (it, client):
+        response = await client.send("GET", f"{it.url}/x", None, {})
+        assert response.headers == {
+            "content-type": "text/plain; x=é",
+            "x-a": "2",
+            "x-b": "\udcff",
+        }
+        response.close()
+
+
+async def test_an_answer_is_the_same_under_any_cutting() -> None:
+    raw = OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"ab", b"\r\n0\r\n\r\n")
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await request(reader):
+            for at in range(len(raw)):
+                writer.write(raw[at : at + 1])
+                await asyncio.sleep(0)
+
+    async with engine(script) as (it, client):
+        assert await fetch(it, client) == b"ab\r\n0\r\n\r\n"
+        assert await fetch(it, client) == b"ab\r\n0\r\n\r\n"
+        assert it.connections == 1
 
 
 async def test_requests_go_out_as_they_are() -> None:
