@@ -508,6 +508,8 @@ class _Turn:
     def _after(self, relayed: Relayed) -> Generator[Action, Any, None]:
         harvest = relayed.harvest
         self.report.output_tokens = harvest.completion_tokens
+        if self.report.prompt_tokens is None and harvest.usage:  # decode did it all
+            self.report.prompt_tokens = legs.count_of(harvest.usage.get("prompt_tokens"))
         if not is_handle(harvest.kv):
             self.report.retained = "no_handle"
             return

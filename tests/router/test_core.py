@@ -269,7 +269,11 @@ def test_without_prefill_decode_does_it_all() -> None:
     book = Playbook(fleet=fleet)
     leg = book.expect(OpenDecode, Opened(200))
     assert "kv_transfer_params" not in leg.body
-    assert book.expect(Relay, Relayed(a_harvest([1], None))).report.reason == "prefill_down"
+    harvest = a_harvest([1], None)
+    harvest.usage = {"prompt_tokens": 7, "completion_tokens": 1}
+    assert book.expect(Relay, Relayed(harvest)).report.reason == "prefill_down"
+    book.expect(Finish)
+    assert book.ended().prompt_tokens == 7
 
 
 def test_a_failing_prefill_hands_over_to_another() -> None:
