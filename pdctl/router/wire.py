@@ -203,6 +203,7 @@ class _Connection(asyncio.Protocol):
         """The end, which may also be that of a body without a length."""
         if self in self._pool:
             self._pool.remove(self)
+        self._parser = None  # the two hold each other
         response = self._response
         if response is not None and self._endless and error is None:
             response.end()
@@ -259,6 +260,8 @@ class _Connection(asyncio.Protocol):
         """The end of an answer, or of an interim one."""
         self._complete = self._response is not None
         self._bare = 0
+
+    # What we make of it.
 
     def _fail(self, error: OSError) -> None:
         if self._response is not None:
