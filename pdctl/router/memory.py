@@ -15,7 +15,7 @@ from pdctl.router.handle import Conversation, Handle, Scope, worth
 from pdctl.router.store import Found, Total
 
 # How many handles are looked at on each side of a prompt, and of its namesakes.
-_NEIGHBOURS = 4
+_NEIGHBOURS = 2
 _NAMESAKES = 4
 # What a handle takes besides its tokens and its parameters.
 _OVERHEAD_BYTES = 2048
