@@ -66,6 +66,7 @@ _LONGEST_ID = 256
 _KEYS_EVERY_S = 3.0
 _LAST_WORDS_S = 0.5
 _OTHER_FILES = 100
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LEVELS_WRITTEN = 200
 _GC = (10_000, 20, 100)
 _TENANT = web.RequestKey("tenant", str)
@@ -604,8 +605,14 @@ def serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(run(settings, key=key, key_file=key_file))
+    before = {name: signal.getsignal(name) for name in _SIGNALS}
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(run(settings, key=key, key_file=key_file))
+    finally:
+        # uvloop leaves its own behind, which do nothing once it is closed.
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -1,5 +1,6 @@
 """`pdctl router`: what it makes of its options; serving is tested in tests/router."""
 
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ def test_off_loopback_it_wants_keys_or_a_word(told: dict[str, Any], tmp_path: Pa
 
 
 def test_where_it_cannot_listen_is_said() -> None:
+    before = signal.getsignal(signal.SIGINT)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -113,6 +115,7 @@ def test_where_it_cannot_listen_is_said() -> None:
     result = router("--host", "nonsense.invalid", "--allow-unauthenticated")
     assert result.exit_code == ExitCode.TRY_AGAIN
     assert "Traceback" not in result.stderr
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_a_request_log_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
