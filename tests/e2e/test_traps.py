@@ -229,7 +229,10 @@ async def test_t9_a_streamed_chat_reuses_like_any_other(
 
 
 @pytest.mark.engines(
-    Setup("no-stream-handles", env={"decode": {"PDCTL_PLUGIN_LEVERS": "live_ttl"}})
+    Setup(
+        "no-stream-handles",
+        env={"decode": {"PDCTL_PLUGIN_LEVERS": "live_ttl,quiet_progress,quiet_queue"}},
+    )
 )
 async def test_t9_without_the_plugin_streams_bring_no_handle_and_the_router_goes_on(
     session: aiohttp.ClientSession, pair: Pair
