@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdctl.base.errors import UnreachableError
+from pdctl.base.keyfile import HASHED, key_lines
 from pdctl.base.process import ROLES, RoleName
 from pdctl.config.model import Config, ExternalTarget
 
@@ -112,14 +113,9 @@ def tenant_key(text: str, tenant: str) -> str | None:
 
 def _shown(text: str) -> Iterator[tuple[str, str]]:
     """Tenant and key of each line, but for keys of which the file has only the digest."""
-    for raw in text.splitlines():
-        line = raw.partition("#")[0].strip()
-        tenant, colon, key = line.partition(":")
-        if tenant == "sha256" or not line:
-            continue
-        tenant, key = (tenant.strip(), key.strip()) if colon else ("", line)
-        if not key.startswith("sha256:"):
-            yield tenant, key
+    for line in key_lines(text):
+        if not line.key.startswith(HASHED):
+            yield line.tenant, line.key
 
 
 def _endpoint(process: Served) -> Endpoint:

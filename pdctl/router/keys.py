@@ -1,8 +1,7 @@
 """API keys of clients: who may ask, and which tenant's conversations they see.
 
-The file has one key a line: `tenant:key`, `tenant:sha256:<hex>` with the key's digest, or either
-without a tenant; `#` begins a comment. Only digests are kept in memory. The tenant of a key without
-one is a part of its digest, so two keys are two tenants.
+What a line of the file may say, `pdctl.base.keyfile` knows. Only digests are kept in memory. The
+tenant of a key without one is a part of its digest, so two keys are two tenants.
 """
 
 import hashlib
@@ -14,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdctl.base.errors import NotFoundError, PdctlError, UsageError
+from pdctl.base.keyfile import HASHED, key_lines
 
 log = logging.getLogger("pdctl.router")
-
-_HASHED = "sha256:"
 
 
 @dataclass(frozen=True)
@@ -106,11 +104,8 @@ def parse_keys(text: str, where: str) -> ApiKeys:
         UsageError: the file has no key, one twice, or a digest that is none.
     """
     tenants: dict[str, str] = {}
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.partition("#")[0].strip()
-        if not line:
-            continue
-        tenant, digest = _parsed(line, f"{where}:{number}")
+    for number, tenant, key in key_lines(text):
+        digest = _digest_of(key, f"{where}:{number}")
         if digest in tenants:
             raise UsageError("the same API key stands in the file twice", where=f"{where}:{number}")
         tenants[digest] = tenant or digest[:12]
@@ -119,24 +114,20 @@ def parse_keys(text: str, where: str) -> ApiKeys:
     return ApiKeys(tenants)
 
 
-def _parsed(line: str, where: str) -> tuple[str, str]:
-    """A line's tenant, empty where it names none, and its key's digest."""
-    tenant, colon, key = line.partition(":")
-    if not colon or line.startswith(_HASHED):
-        tenant, key = "", line
-    key = key.strip()
+def _digest_of(key: str, where: str) -> str:
+    """The digest of a key, or the one that stands in its place."""
     if not key:
         raise UsageError("a tenant without a key", where=where, expected="tenant:key")
-    if not key.startswith(_HASHED):
-        return tenant.strip(), _digest(key)
-    digest = key.removeprefix(_HASHED).strip().lower()
+    if not key.startswith(HASHED):
+        return _digest(key)
+    digest = key.removeprefix(HASHED).strip().lower()
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise UsageError(
             "not a digest of an API key",
             where=where,
             expected="`sha256:` and 64 hexadecimal digits",
         )
-    return tenant.strip(), digest
+    return digest
 
 
 def _digest(key: str) -> str:
