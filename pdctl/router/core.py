@@ -98,6 +98,11 @@ class Policy:
         share = self.tenant_shares.get(tenant, self.share)
         return zlib.crc32(conversation.key.encode()) < share * 2**32
 
+    @property
+    def least_tokens(self) -> int:
+        """Fewer than this are not worth a pull, whatever the threshold: there has to be one."""
+        return max(1, self.threshold)
+
     def prefill_limit(self, uncached: int, *, reusing: bool) -> float:
         """Seconds prefill may take: grows with what it has to compute."""
         base = self.reuse_base if reusing else self.prefill_base
@@ -282,7 +287,7 @@ class _Turn:
             return refused
         taken: Handle | None = yield Take(one.id)
         # By its very tokens: what the store said was only where to look.
-        if taken is not None and self._attachable(taken) >= max(1, self.policy.threshold):
+        if taken is not None and self._attachable(taken) >= self.policy.least_tokens:
             self.claimed, self.turns = taken, taken.turns
             return ""
         self.fleet.reuse_dropped(prefill, one.decode, one.engine_start, self.clock())
@@ -297,8 +302,8 @@ class _Turn:
         if now >= one.deadline:
             return "expired", ""
         own = one.conversation.key == self.request.conversation.key
-        tokens = max(0, min(one.equal, one.certain, self.size - 1))
-        if match.attachable(tokens, one.block_size) < max(1, self.policy.threshold):
+        tokens = match.reusable(one.equal, one.certain, self.size)
+        if match.attachable(tokens, one.block_size) < self.policy.least_tokens:
             if not own:
                 return "first_turn", ""
             return ("diverged" if tokens < one.certain else "below_threshold"), ""
@@ -542,7 +547,7 @@ class _Turn:
             completion_tokens=harvest.completion_tokens,
             remote_num_tokens=harvest.kv.get("remote_num_tokens"),
         )
-        if held.certain < max(1, self.policy.threshold):
+        if held.certain < self.policy.least_tokens:
             return None, "below_threshold"
         return (
             Handle.of(

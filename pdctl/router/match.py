@@ -82,12 +82,16 @@ def retained(
 
 
 def reusable_tokens(held: Retained, prompt: bytes) -> int:
-    """Tokens of a packed prompt that prefill may pull. Zero or more.
+    """Tokens of a packed prompt that prefill may pull. Zero or more."""
+    return reusable(common_prefix(held.tokens, prompt), held.certain, count(prompt))
+
+
+def reusable(equal: int, certain: int, prompt: int) -> int:
+    """The same from counts: equal leading tokens, those that surely have KV, and the prompt's own.
 
     One token is always left to compute: a request whose every token is there has nothing to run.
     """
-    equal = common_prefix(held.tokens, prompt)
-    return max(0, min(equal, held.certain, count(prompt) - 1))
+    return max(0, min(equal, certain, prompt - 1))
 
 
 def attachable(tokens: int, block_size: int) -> int:
