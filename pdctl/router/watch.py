@@ -23,7 +23,6 @@ log = logging.getLogger("pdctl.router")
 
 _HEALTH_LIMIT_S = 3.0
 _SILENT_LOOKS = 5
-_SWEEP_S = 1.0
 # Decode holds blocks for at least this long after a handle is not offered any more: the least
 # margin between the two TTLs is 8 s (FACTS T1). A later release could meet another's blocks.
 _SURELY_HELD_S = 5.0
@@ -42,7 +41,6 @@ class Watcher:
         # What a probe sees of decode's memory, another one must not change.
         self._probing = {url: asyncio.Lock() for url in shared.fleet.decode}
         self._others: dict[str, int] = {}
-        self._next_sweep = 0.0
         self._ready_told = False
 
     async def run(self) -> None:
@@ -73,10 +71,7 @@ class Watcher:
             await asyncio.sleep(interval)
 
     async def _keep_house(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now >= self._next_sweep:
-            self._next_sweep = now + _SWEEP_S
-            await self.sweep()
+        await self.sweep()
         for pair in self._shared.fleet.pairs.values():
             ok = self._shared.metrics.pair_ok.labels(pair.prefill, pair.decode)
             ok.set(pair.verdict == "ok")
