@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from pdctl.router.memory import MemoryStore
 from pdctl.router.redis_store import RedisStore
 from pdctl.router.store import HandleStore, Total
 from tests.router.playbook import BLOCK, NAMED, SCOPE, D, a_handle, ids
-from tests.router.redis_server import RedisServer, needs_redis_server
+from tests.router.redis_server import needs_redis_server
 
 OTHER_SCOPE = Scope("another tenant", "m", "")
 UNNAMED = Conversation("", "begins so")
@@ -24,12 +24,6 @@ SOON = 1000.0
 
 NewStore = Callable[..., Any]
 _names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest.fixture(params=["memory", pytest.param("redis", marks=needs_redis_server)])
