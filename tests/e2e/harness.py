@@ -24,6 +24,7 @@ import psutil
 import yaml
 
 from pdctl.base import paths
+from pdctl.base.errors import PdctlError
 from pdctl.base.events import Event, StepDone, StepFailed, StepProgress
 from pdctl.base.facts import EngineMetrics
 from pdctl.base.process import ProcessSpec, RoleName
@@ -275,7 +276,8 @@ class Pairs:
             store = StateStore(pair.config.name)
             wanted = self._wanted(pair)
             found = survey(self._world, wanted, store)
-            state = runner.up(self._world, wanted, store, found, prove=_no_proof).state
+            with _evidence():
+                state = runner.up(self._world, wanted, store, found, prove=_no_proof).state
         for record in state.processes.values():
             self._ports |= {record.port, record.side_channel_port or record.port}
 
@@ -388,6 +390,17 @@ def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
         inner = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = _merged(result[key], value) if inner else value
     return result
+
+
+@contextlib.contextmanager
+def _evidence() -> Iterator[None]:
+    """The last lines of an engine's log belong in the report: its file is gone by then."""
+    try:
+        yield
+    except PdctlError as error:
+        for line in (error.where or "", *error.detail):
+            error.add_note(line)
+        raise
 
 
 def _no_proof(state: object) -> runner.Proven:
