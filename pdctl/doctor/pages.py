@@ -7,7 +7,7 @@ from pdctl.doctor.table import Check
 _HEAD = """\
 # Checks
 
-<!-- Made from the table in pdctl/doctor/checks.py; a test compares them. To write it anew:
+<!-- Made from the table in pdctl/doctor/rows; a test compares them. To write it anew:
      python -c "from pdctl.doctor import checks, pages; print(pages.checks_page(checks.CHECKS), \
 end='')" > docs/checks.md -->
 

@@ -1,0 +1,1 @@
+"""The rows of the table of checks, one file for each thing that is looked at."""

@@ -1,0 +1,5 @@
+"""Checks of what the logs say."""
+
+from pdctl.doctor.table import Check
+
+CHECKS: tuple[Check, ...] = ()
