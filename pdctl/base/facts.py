@@ -10,22 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from pdctl.base.errors import BadAnswerError
+from pdctl.base.hostfacts import HostFacts as HostFacts
 from pdctl.base.process import RoleName
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class HostFacts:
-    """One machine.
-
-    Attributes:
-        name: as the target names it.
-        error: why it could not be reached; None when it could.
-    """
-
-    name: str
-    error: str | None = None
 
 
 @dataclass(frozen=True)
