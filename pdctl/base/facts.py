@@ -62,6 +62,7 @@ class EngineMetrics:
     Attributes:
         kv_usage: share of KV blocks in use, 0 to 1; the greatest of data-parallel engines.
         waiting, running: requests.
+        finished: requests that were answered since its start.
         nixl_bytes: bytes that this engine pulled from others since its start (the initiator
             counts: prefill's are D→P, decode's are P→D).
         nixl_transfers: number of those transfers.
@@ -78,6 +79,7 @@ class EngineMetrics:
     kv_usage: float | None = None
     waiting: int | None = None
     running: int | None = None
+    finished: int | None = None
     nixl_bytes: int | None = None
     nixl_transfers: int | None = None
     nixl_failed: int | None = None
@@ -88,11 +90,6 @@ class EngineMetrics:
     num_blocks: int | None = None
     prefix_caching: bool | None = None
     process_start: float | None = None
-
-    @property
-    def idle(self) -> bool:
-        """True when it is known that no request runs or waits."""
-        return self.running == 0 and self.waiting == 0
 
 
 @dataclass(frozen=True)
