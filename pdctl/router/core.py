@@ -380,9 +380,11 @@ class _Turn:
         self, handle: Handle, prefill: str, tokens: int
     ) -> Generator[Action, Any, Answer | Failure]:
         kv = for_pull(handle.params, tokens, handle.block_size)
+        endpoint, body = self._reusing_leg(kv)
         leg = Prefill(
             url=prefill,
-            body=legs.prefill_body(self.request.endpoint, self.body, kv, prompt_ids=self._forced()),
+            path=endpoint,
+            body=body,
             limit=self.policy.prefill_limit(self.size - tokens, reusing=True),
             carries_handle=True,
             uncached=self.size - tokens,
@@ -396,10 +398,15 @@ class _Turn:
         result = yield leg
         return result
 
-    def _forced(self) -> Ids | None:
-        """The ids that prefill is given, so that it need not make them once more."""
-        exact = self._renders() or self.request.endpoint == COMPLETIONS
-        return self.prompt_ids if exact and self.policy.may_force(self.shape) else None
+    def _reusing_leg(self, kv: dict[str, Any]) -> tuple[Endpoint, dict[str, Any]]:
+        """Path and body: the ids that prefill rendered, so that it need not do so once more."""
+        endpoint = self.request.endpoint
+        exact = self._renders() or endpoint == COMPLETIONS
+        # What is audited is what prefill makes by itself.
+        forces = exact and not self.request.audited and self.policy.may_force(self.shape)
+        if self.prompt_ids is None or not forces:
+            return endpoint, legs.prefill_body(endpoint, self.body, kv)
+        return COMPLETIONS, legs.prefill_of_ids(self.body, self.prompt_ids, kv)
 
     def _not_pulled(
         self, handle: Handle, prefill: str, failure: Failure
@@ -446,6 +453,7 @@ class _Turn:
                 body["cache_salt"] = self.cold_salt
             result: Answer | Failure = yield Prefill(
                 url=prefill,
+                path=self.request.endpoint,
                 body=body,
                 limit=self.policy.prefill_limit(self.size, reusing=False),
                 carries_handle=False,

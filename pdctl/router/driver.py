@@ -293,7 +293,7 @@ class Driver:
         engine.outstanding += action.uncached
         try:
             result = await self._shared.engines.post_json(
-                f"{action.url}{self._path}",
+                f"{action.url}{action.path}",
                 action.body,
                 limit=limit,
                 headers=self._headers,

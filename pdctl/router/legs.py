@@ -29,6 +29,7 @@ _NOT_FOR_PREFILL = (
     "stop", "stop_token_ids", "min_tokens", "n", "best_of", "use_beam_search", "logprobs",
     "top_logprobs", "prompt_logprobs", "stream_options", "echo", "max_completion_tokens",
 )  # fmt: skip
+_FOR_PREFILL_OF_IDS = ("model", "cache_salt", "priority", "request_id", "user", _ARGUMENTS)
 
 
 def client_body(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -86,24 +87,25 @@ def count_of(value: object) -> int | None:
 
 
 def prefill_body(
-    endpoint: Endpoint,
-    body: Mapping[str, Any],
-    kv: Mapping[str, Any],
-    *,
-    prompt_ids: Ids | None = None,
+    endpoint: Endpoint, body: Mapping[str, Any], kv: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The prefill leg: the same prompt, one token, no stream.
-
-    Args:
-        prompt_ids: what prefill rendered already, so that it need not do so again (FACTS L5).
-    """
+    """The prefill leg: the same prompt, one token, no stream."""
     leg = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
     leg |= {"max_tokens": 1, "stream": False, "return_token_ids": True}
     if endpoint == CHAT:
         leg["max_completion_tokens"] = 1
     leg["kv_transfer_params"] = dict(kv)
-    if prompt_ids is not None:
-        _force_ids(endpoint, leg, prompt_ids)
+    return leg
+
+
+def prefill_of_ids(body: Mapping[str, Any], ids: Ids, kv: Mapping[str, Any]) -> dict[str, Any]:
+    """The prefill leg of a prompt that prefill has rendered already: a completion of its ids.
+
+    It has the fields that make a difference to blocks and to when they are computed, and no more.
+    """
+    leg = {name: body[name] for name in _FOR_PREFILL_OF_IDS if name in body}
+    leg |= {"prompt": ids, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+    leg["kv_transfer_params"] = dict(kv)
     return leg
 
 

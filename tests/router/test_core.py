@@ -23,7 +23,8 @@ from pdctl.router.actions import (
     Settle,
     Take,
 )
-from pdctl.router.eligible import COMPLETIONS
+from pdctl.router.core import Policy, TurnRequest
+from pdctl.router.eligible import CHAT, COMPLETIONS
 from pdctl.router.handle import Conversation
 from pdctl.router.ids import Ids
 from pdctl.router.store import Found
@@ -635,3 +636,46 @@ def test_the_turns_of_a_conversation_are_counted() -> None:
     book.expect(Find, [])
     handle = book.expect(Keep, []).handle
     assert (handle.turns, handle.prefill) == (5, P)
+
+
+def _reusing_leg(policy: Policy, *, renders: bool, request: TurnRequest | None = None) -> Prefill:
+    fleet = a_fleet()
+    fleet.prefill[P].renders = renders
+    book = Playbook(request, fleet=fleet, policy=policy)
+    book.finds(NEXT, a_handle(PROMPT, ANSWER))
+    book.expect(Take, a_handle(PROMPT, ANSWER))
+    return book.expect(Prefill, p_answer(NEXT, reused=9))
+
+
+def test_prefill_is_given_the_ids_that_it_rendered_but_not_always() -> None:
+    """Rendering twice is half of a reused turn's work; never to see it twice would be blind."""
+    policy = a_policy()
+    made = [_reusing_leg(policy, renders=True) for _ in range(33)]
+    own = [place for place, leg in enumerate(made, 1) if leg.path == CHAT]
+    assert own == [1, 2, 3, 16, 32]
+    given = made[3].body
+    assert made[3].path == COMPLETIONS
+    assert given["prompt"] == Ids(NEXT)
+    assert given["kv_transfer_params"]["remote_num_tokens"] == 9
+    assert (given["max_tokens"], given["return_token_ids"]) == (1, True)
+    assert "messages" not in given
+
+
+def test_each_shape_of_request_is_seen_rendered_by_prefill() -> None:
+    policy = a_policy()
+    tools = a_request({"tools": [{"type": "function", "function": {"name": "f"}}]})
+    assert [_reusing_leg(policy, renders=True).path for _ in range(4)][-1] == COMPLETIONS
+    assert _reusing_leg(policy, renders=True, request=tools).path == CHAT
+
+
+def test_ids_of_tokenize_are_not_forced_on_a_chat() -> None:
+    """It takes only a part of the request: what it leaves out may change the prompt."""
+    policy = a_policy()
+    assert {_reusing_leg(policy, renders=False).path for _ in range(20)} == {CHAT}
+
+
+def test_an_audited_turn_is_rendered_by_prefill_itself() -> None:
+    policy = a_policy()
+    audited = replace(a_request(), audited=True)
+    legs = [_reusing_leg(policy, renders=True, request=audited) for _ in range(20)]
+    assert {leg.path for leg in legs} == {CHAT}
