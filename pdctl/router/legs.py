@@ -102,9 +102,10 @@ def prefill_of_ids(body: Mapping[str, Any], ids: Ids, kv: Mapping[str, Any]) -> 
     """The prefill leg of a prompt that prefill has rendered already: a completion of its ids.
 
     It has the fields that make a difference to blocks and to when they are computed, and no more.
+    The ids are not asked back: a prompt of ids is computed as it is.
     """
     leg = {name: body[name] for name in _FOR_PREFILL_OF_IDS if name in body}
-    leg |= {"prompt": ids, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+    leg |= {"prompt": ids, "max_tokens": 1, "temperature": 0}
     leg["kv_transfer_params"] = dict(kv)
     return leg
 
