@@ -276,14 +276,23 @@ def clean_answer(answer: dict[str, Any], wants: ClientWants, cached_tokens: int 
 # handle or counts. Parsing and writing such a chunk costs five times as much. A string that is not
 # UTF-8 or not escaped as it must be is for the client to judge, as without the router.
 _STRING = rb'"(?:[^"\\]|\\.)[^"\\]*(?:\\.[^"\\]*)*"'
-_WORD = (
+_BEFORE_IDS = (
     rb'data: \{"id":"[^"\\]*","object":"[^"\\]*","created":\d+,"model":"[^"\\]*",'
     rb'"choices":\[\{"index":\d+,(?:"delta":\{"(?:content|reasoning)":%b\}|"text":%b),'
     rb'"logprobs":null,"finish_reason":null(?:,"stop_reason":null)?(?:,"prompt_token_ids":null)?'
-    rb'(?:,"token_ids":(?:null|\[(?:\d+(?:,\d+)*)?\]))?(?:,"weight_versions":null)?\}\]'
-    rb'(?:,"usage":null)?(?:,"kv_transfer_params":null)?\}\n\n' % (_STRING, _STRING)
+    % (_STRING, _STRING)
 )
-_WORDS = re.compile(b"(?:%b)+" % _WORD)
+_AFTER_IDS = rb'(?:,"weight_versions":null)?\}\](?:,"usage":null)?'
+_LIST = rb"(?:\d+(?:,\d+)*)?"
+_END = rb'(?:,"kv_transfer_params":null)?\}\n\n'
+_WORDS = re.compile(
+    rb'(?:%b(?:,"token_ids":(?:null|\[%b\]))?%b%b)+' % (_BEFORE_IDS, _LIST, _AFTER_IDS, _END)
+)
+# The same, alone in a chunk of HTTP, with what is needed of it.
+_CHUNK = re.compile(
+    rb'([0-9a-f]+)\r\n(%b)(,"token_ids":(?:null|\[(%b)\]))?(%b)%b\r\n'
+    % (_BEFORE_IDS, _LIST, _AFTER_IDS, _END)
+)
 # Within words these stand where they should: a quotation mark in a string is escaped.
 _IDS = re.compile(rb'"token_ids":\[([\d,]*)\]')
 # An unfinished event of this length is no word.
@@ -335,6 +344,24 @@ class StreamCleaner:
                     return begin
         # Whole events may be waiting in there also when nothing new has come.
         return begin + self.feed_all(self.splitter.feed(data))
+
+    def feed_chunk(self, data: bytes) -> bytes:
+        """The bytes to send for one word that is a whole chunk of HTTP; nothing for all else.
+
+        Most of a stream is such words. To take them as they come costs half of the long way.
+        """
+        if self._tail or self._wants.token_ids or self.splitter.rest():
+            return b""
+        word = _CHUNK.fullmatch(data)
+        if word is None:
+            return b""
+        size, before, named, ids, after = word.groups()
+        if int(size, 16) != len(data) - len(size) - 4:
+            return b""
+        self.harvest.content_seen = True
+        if ids:
+            self.harvest.generated.extend(map(int, ids.split(b",")))
+        return b"".join((before, b"," + _NO_IDS if named else b"", after, b"}\n\n"))
 
     def feed_all(self, events: Iterable[bytes]) -> bytes:
         """The bytes to send for these events now."""
