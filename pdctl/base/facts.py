@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from pdctl.base.awsfacts import AwsFacts as AwsFacts
 from pdctl.base.errors import BadAnswerError
 from pdctl.base.hostfacts import HostFacts as HostFacts
 from pdctl.base.process import RoleName
@@ -203,6 +204,7 @@ class PairFacts:
         name: of the deployment.
         taken_at: wall clock, seconds since the epoch.
         two_turn: None when the proof was not run.
+        aws: None where the target is not EC2, or nobody asked.
     """
 
     name: str
@@ -211,6 +213,7 @@ class PairFacts:
     engines: tuple[ServingFacts, ...] = ()
     router: RouterFacts | None = None
     two_turn: TwoTurnFacts | None = None
+    aws: AwsFacts | None = None
 
     def role(self, role: RoleName) -> tuple[ServingFacts, ...]:
         """The engines of one role, in order."""

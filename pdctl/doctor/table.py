@@ -179,8 +179,11 @@ def _verdict(
             continue
         below = stands_on(facts, target, check.scope, by_id[need].scope)
         for finding in found[need]:
-            if finding.target in below and finding.status in ("fail", "skip"):
-                return skipped(f"needs {need} on {finding.target}")
+            if finding.target not in below or finding.status not in ("fail", "skip"):
+                continue
+            if finding.status == "skip" and finding.target == target:
+                return skipped(finding.evidence[0])  # what could not be told there, cannot here
+            return skipped(f"needs {need} on {finding.target}")
     try:
         return check.judge(facts, target)
     except Exception as error:
