@@ -50,6 +50,8 @@ def _system(host: HostFacts, want: HostWant, system: SystemFacts) -> Verdict:
 
 
 def _disk(host: HostFacts, want: HostWant, disks: tuple[DiskFacts, ...]) -> Verdict:
+    if not want.paths:
+        return skipped("no configuration names a folder")
     bad: list[str] = []
     odd: list[str] = []
     seen: list[str] = []
@@ -169,7 +171,7 @@ def _ahead(offset: float) -> str:
 
 def _ports(host: HostFacts, want: HostWant, ports: tuple[PortFacts, ...]) -> Verdict:
     if not ports:
-        return skipped("all ports are chosen by pdctl at `up`")
+        return skipped("no port is fixed: pdctl chooses them at `up`")
     bad: list[str] = []
     unclear: list[str] = []
     fine: list[str] = []
