@@ -312,6 +312,9 @@ def server(pair: Pair, role: str) -> Callable[[Connection, str, str, bytes], Non
             known = path in fixed
             return connection.answer(200 if known else 404, fixed.get(path, b"{}"))
         body = orjson.loads(raw)
+        if path == "/v1/chat/completions/render":
+            shown = b'{"request_id":"r","token_ids":[%s],"model":"m"}'
+            return connection.answer(200, shown % prompt_of(body).shown)
         if path == "/tokenize":
             prompt = prompt_of(body)
             shown = b'{"count":%d,"max_model_len":1048576,"tokens":[%s]}'

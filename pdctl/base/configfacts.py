@@ -1,16 +1,24 @@
 """Facts of a configuration file: what it says, and what is wrong with it. Fit to be saved."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class ConfigProblem:
-    """One thing that is wrong; `key` is empty for the whole file, `line` 0 where there is none."""
+    """One thing that is wrong.
+
+    Attributes:
+        key: empty for the whole file.
+        line: 0 where there is none.
+        unknown: nobody knows such a key.
+    """
 
     key: str
     message: str
     hint: str | None = None
     line: int = 0
+    unknown: bool = False
 
     def __str__(self) -> str:
         place = f"line {self.line}, " if self.line else ""
@@ -96,13 +104,15 @@ class ConfigFacts:
     Attributes:
         file: how messages name it.
         error: why it could not be read; None when it could.
+        missing: nobody named a file, and there is none of the usual name.
         problems: everything that is wrong in it.
-        notices: what is worth knowing although nothing is wrong, in sentences.
+        notices: what is worth knowing although nothing is wrong, in sentences, by topic.
         settings: None when there are problems.
     """
 
     file: str
     error: str | None = None
+    missing: bool = False
     problems: tuple[ConfigProblem, ...] = ()
-    notices: tuple[str, ...] = ()
+    notices: Mapping[str, str] = field(default_factory=dict)
     settings: Settings | None = None

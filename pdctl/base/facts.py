@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from pdctl.base.configfacts import ConfigFacts, Settings
 from pdctl.base.errors import BadAnswerError
+from pdctl.base.hostfacts import HostFacts as HostFacts
 from pdctl.base.process import RoleName
 from pdctl.base.runfacts import LogFacts, ProcessFacts, SideChannel, StoreFacts, WeightFacts
 
@@ -18,19 +19,6 @@ _T = TypeVar("_T")
 
 STARVED_USAGE = 0.7
 """A request of a usual length finds no room from here on; 0.87 was measured (FACTS T6)."""
-
-
-@dataclass(frozen=True)
-class HostFacts:
-    """One machine.
-
-    Attributes:
-        name: as the target names it.
-        error: why it could not be reached; None when it could.
-    """
-
-    name: str
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +67,7 @@ class EngineMetrics:
     Attributes:
         kv_usage: share of KV blocks in use, 0 to 1; the greatest of data-parallel engines.
         waiting, running: requests.
+        finished: requests that were answered since its start.
         nixl_bytes: bytes that this engine pulled from others since its start (the initiator
             counts: prefill's are D→P, decode's are P→D).
         nixl_transfers: number of those transfers.
@@ -95,6 +84,7 @@ class EngineMetrics:
     kv_usage: float | None = None
     waiting: int | None = None
     running: int | None = None
+    finished: int | None = None
     nixl_bytes: int | None = None
     nixl_transfers: int | None = None
     nixl_failed: int | None = None
@@ -105,11 +95,6 @@ class EngineMetrics:
     num_blocks: int | None = None
     prefix_caching: bool | None = None
     process_start: float | None = None
-
-    @property
-    def idle(self) -> bool:
-        """True when it is known that no request runs or waits."""
-        return self.running == 0 and self.waiting == 0
 
     @property
     def starved(self) -> bool:

@@ -6,6 +6,23 @@ from dataclasses import dataclass, field
 from pdctl.base.fix import Severity
 from pdctl.base.process import RoleName
 
+KV_FLAG = "--kv-transfer-config"
+
+
+@dataclass(frozen=True)
+class StartLine:
+    """vLLM's line of its arguments, written at every start.
+
+    Attributes:
+        ts: seconds since the epoch; None when the line has no date.
+        engine_id: as given; None when the engine makes one itself.
+        options: of the connector, by key, values as text.
+    """
+
+    ts: float | None
+    engine_id: str | None
+    options: Mapping[str, str] = field(default_factory=dict)
+
 
 @dataclass(frozen=True)
 class ProcessFacts:
@@ -39,23 +56,41 @@ class ProcessFacts:
     engine_id: str | None = None
     ttl_file: float | None = None
     levers: Mapping[str, str] | None = None
-    starts: tuple["StartLine", ...] = ()
+    starts: tuple[StartLine, ...] = ()
     error: str | None = None
 
+    def connector(self, key: str) -> str | None:
+        """A field of `--kv-transfer-config` in force, or a key of its extra configuration.
 
-@dataclass(frozen=True)
-class StartLine:
-    """vLLM's line of its arguments, written at every start.
+        From the process's own arguments, else from the last start in its log. None: not given,
+        or not known (`knows_connector`).
+        """
+        for path in (f"kv_connector_extra_config.{key}", key):
+            if (value := self.running.get(f"{KV_FLAG} {path}")) is not None:
+                return value
+        if self.running or not self.starts:
+            return None
+        return self.starts[-1].options.get(key)
 
-    Attributes:
-        ts: seconds since the epoch; None when the line has no date.
-        engine_id: as given; None when the engine makes one itself.
-        options: of the connector, by key, values as text.
-    """
+    @property
+    def knows_connector(self) -> bool:
+        """Whether anything is known of how the connector was set up."""
+        if self.running:
+            return any(option.startswith(KV_FLAG) for option in self.running)
+        return bool(self.starts)
 
-    ts: float | None
-    engine_id: str | None
-    options: Mapping[str, str] = field(default_factory=dict)
+    @property
+    def bidirectional(self) -> bool | None:
+        """Whether reuse is on in it; None when that is not known."""
+        if not self.knows_connector:
+            return None
+        return (self.connector("bidirectional_kv_xfer") or "false").lower() == "true"
+
+    def lever(self, name: str) -> bool | None:
+        """Whether what the lever brings is there; None when nobody said."""
+        if self.levers is None or name not in self.levers:
+            return None
+        return self.levers[name] in ("applied", "not-needed")
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,7 @@ def engine_metrics(samples: Samples) -> EngineMetrics:
         kv_usage=samples.worst(names.VLLM_KV_USAGE),
         waiting=_whole(samples.total(names.VLLM_WAITING)),
         running=_whole(samples.total(names.VLLM_RUNNING)),
+        finished=_whole(samples.total(names.VLLM_FINISHED)),
         nixl_bytes=_whole(samples.total(f"{names.NIXL_BYTES}_sum")),
         nixl_transfers=_whole(samples.total(f"{names.NIXL_BYTES}_count")),
         nixl_failed=_whole(samples.total(names.NIXL_FAILED_TRANSFERS)),

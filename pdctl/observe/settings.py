@@ -1,10 +1,11 @@
 """A configuration as facts: what it says, or what is wrong with it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from pdctl.base.configfacts import ConfigFacts, ConfigProblem, RoleSettings, Settings
 from pdctl.base.errors import PdctlError
-from pdctl.base.problems import ConfigError
+from pdctl.base.problems import ConfigError, Problem
 from pdctl.base.redact import redacted
 from pdctl.config.checks import is_loopback
 from pdctl.config.load import Loaded, display
@@ -13,14 +14,14 @@ from pdctl.engine import choices, versions
 from pdctl.engine.choices import EngineRole
 from pdctl.engine.kvconfig import KV_ROLES
 from pdctl.engine.ttl import safe_router_ttl
-from pdctl.engine.validate import notices
+from pdctl.engine.validate import notices_by_topic
 
 
 def facts_of(loaded: Loaded) -> ConfigFacts:
     """What a configuration without problems says."""
     return ConfigFacts(
         file=loaded.file,
-        notices=tuple(notices(loaded.config)),
+        notices=notices_by_topic(loaded.config),
         settings=settings_of(loaded.config),
     )
 
@@ -29,17 +30,25 @@ def facts_of_error(path: Path, error: PdctlError) -> ConfigFacts:
     """A file that could not be used, and everything that is wrong in it."""
     if not isinstance(error, ConfigError):
         return ConfigFacts(file=display(path), error=error.message)
-    problems = (
-        ConfigProblem(each.key, redacted(each.message), each.hint, each.line)
-        for each in error.problems
+    return ConfigFacts(file=error.file, problems=tuple(map(_problem, error.problems)))
+
+
+def _problem(problem: Problem) -> ConfigProblem:
+    # Variables and keys without an effect are known keys in the wrong place.
+    known = "env" in problem.loc or problem.message.startswith("has no effect")
+    return ConfigProblem(
+        problem.key,
+        redacted(problem.message),
+        problem.hint,
+        problem.line,
+        unknown=problem.on_key and not known,
     )
-    return ConfigFacts(file=error.file, problems=tuple(problems))
 
 
 def settings_of(config: Config) -> Settings:
     """What it says, with what it leaves to pdctl decided."""
     router, kv = config.router, config.kv
-    return Settings(
+    settings = Settings(
         target=config.target.kind,
         model=config.model.id,
         prefill=_role(config, "prefill"),
@@ -48,7 +57,6 @@ def settings_of(config: Config) -> Settings:
         offline_model=choices.is_offline(config),
         dtype=config.model.dtype,
         block_size=config.model.block_size,
-        **_engine(config),
         plugin=config.engine.plugin != "off",
         buffer_device=choices.buffer_device(config),
         backends=choices.backends(config),
@@ -66,6 +74,18 @@ def settings_of(config: Config) -> Settings:
         store=redacted(router.store),
         reuse_share=router.reuse_share,
     )
+    if isinstance(config.target, ExternalTarget):
+        return settings  # nothing is known of engines that something else runs
+    vllm = choices.vllm_version(config)
+    row = versions.traits(vllm)
+    return replace(
+        settings,
+        vllm=vllm,
+        nixl=choices.nixl_version(config),
+        version_row=row.row,
+        version_known=row.exact,
+        streams_have_handles=row.streaming_handles.value,
+    )
 
 
 def _role(config: Config, role: EngineRole) -> RoleSettings:
@@ -74,18 +94,3 @@ def _role(config: Config, role: EngineRole) -> RoleSettings:
         prefix_caching=choices.role_of(config, role).prefix_caching,
         tensor_parallel=choices.tensor_parallel_size(config, role),
     )
-
-
-def _engine(config: Config) -> "dict[str, object]":
-    """Versions; nothing is known of engines that something else runs."""
-    if isinstance(config.target, ExternalTarget):
-        return {}
-    vllm = choices.vllm_version(config)
-    row = versions.traits(vllm)
-    return {
-        "vllm": vllm,
-        "nixl": choices.nixl_version(config),
-        "version_row": row.row,
-        "version_known": row.exact,
-        "streams_have_handles": row.streaming_handles.value,
-    }

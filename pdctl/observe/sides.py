@@ -13,6 +13,7 @@ whatever its flag (read in vLLM 0.32.0 and 0.33.0, and run there).
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from pdctl.base.errors import PdctlError
 from pdctl.base.facts import EngineMetrics
 from pdctl.base.transfer import FIRST_TURN, for_refusal, for_release
 from pdctl.observe.http import ask_json
-from pdctl.observe.metrics import scrape_engine
+from pdctl.observe.metrics import growth, scrape_engine
 from pdctl.observe.proof import SideProbe
 
 _FALL_S = 5.0
@@ -50,9 +51,12 @@ async def probe_sides(
     """
     asker = _Asker(session, model, key, timeout)
     try:
-        # An idle engine exports what its last step saw; a step of ours makes that now.
+        # An idle engine exports what its last step saw; a step of ours makes that now, and is
+        # itself counted a moment after its answer.
         await asker.one_token(decode, prompt[:3], None)
+        await asyncio.sleep(poll)
         before = await scrape_engine(session, decode, key=key)
+        asker.asked.clear()
         moved = await asker.one_token(prefill, prompt, FIRST_TURN)
         if not moved or not moved.get("remote_block_ids"):
             return SideProbe()
@@ -95,20 +99,24 @@ async def _freed(
     held: EngineMetrics,
     poll: float,
 ) -> bool | None:
-    """True when decode's usage fell by what the handle held, None when others use it too."""
+    """True when decode's usage fell by what the handle held, None when others use it too.
+
+    Others: they need not run while one looks. What they retain meanwhile hides what was freed.
+    """
     if before.kv_usage is None or held.kv_usage is None or not held.kv_usage > before.kv_usage:
         return None
     limit = before.kv_usage + (held.kv_usage - before.kv_usage) / 2
+    over = asyncio.get_running_loop().time() + _FALL_S
     after = held
     try:
-        async with asyncio.timeout(_FALL_S):
-            while (after.kv_usage or 0.0) > limit:
-                # Decode handles the notice in its next step; without work it makes none.
-                await asyncio.sleep(poll)
-                await asker.one_token(decode, prompt, None)
-                after = await scrape_engine(asker.session, decode, key=asker.key)
-    except TimeoutError:
-        return False if before.idle and after.idle else None
+        while (after.kv_usage or 0.0) > limit:
+            if asyncio.get_running_loop().time() >= over:
+                alone = growth(before.finished, after.finished) == asker.asked[decode]
+                return False if alone and before.finished is not None else None
+            # Decode handles the notice in its next step; without work it makes none.
+            await asker.one_token(decode, prompt, None)
+            await asyncio.sleep(poll)
+            after = await scrape_engine(asker.session, decode, key=asker.key)
     except PdctlError:
         return None
     return True
@@ -132,10 +140,13 @@ class _Asker:
     ) -> None:
         self.session, self.key = session, key
         self._model, self._timeout = model, timeout
+        self.asked: Counter[str] = Counter()
+        """Requests by URL."""
 
     async def one_token(
         self, url: str, prompt: Sequence[int], kv: Mapping[str, Any] | None, **more: object
     ) -> dict[str, Any] | None:
+        self.asked[url] += 1
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": list(prompt),

@@ -9,6 +9,7 @@ the client hears anything; nothing is retried once decode has begun to answer.
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,7 +39,7 @@ from pdctl.router.actions import (
     Settle,
     Take,
 )
-from pdctl.router.eligible import Endpoint, excluded, render_request, shape
+from pdctl.router.eligible import COMPLETIONS, Endpoint, excluded, render_request, shape
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Conversation, Handle, Scope, rank
 from pdctl.router.ids import Ids
@@ -46,6 +47,9 @@ from pdctl.router.legs import ClientWants, Harvest
 from pdctl.router.prefixes import Key
 from pdctl.router.store import Found
 
+# Turns of each shape, and then one in so many, in which prefill renders for itself as well.
+_RENDERED_TWICE_FIRST = 3
+_RENDERED_TWICE = 16
 # Tokens of an answer whose length the client does not limit, and the most that is reserved.
 _USUAL_ANSWER = 512
 _LONG_ANSWER = 4096
@@ -82,6 +86,7 @@ class Policy:
         share: share of conversations for which reuse and retention are on, 0 to 1.
         tenant_shares: the same for tenants that have one of their own.
         distrusted: request shapes for which prefill computed with other ids than it had said.
+        seen: how many turns of each shape have reused.
     """
 
     threshold: int
@@ -92,6 +97,15 @@ class Policy:
     share: float = 1.0
     tenant_shares: dict[str, float] = field(default_factory=dict)
     distrusted: set[str] = field(default_factory=set)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def may_force(self, shape: str) -> bool:
+        """Whether prefill is given the ids it rendered, and does not render a second time.
+
+        It is not in some turns of each shape, so that what it makes by itself is still seen.
+        """
+        self.seen[shape] += 1
+        return self.seen[shape] > _RENDERED_TWICE_FIRST and self.seen[shape] % _RENDERED_TWICE != 0
 
     def reuses(self, tenant: str, conversation: Conversation) -> bool:
         """Whether reuse is on for a conversation; the same answer each time."""
@@ -368,7 +382,7 @@ class _Turn:
         kv = for_pull(handle.params, tokens, handle.block_size)
         leg = Prefill(
             url=prefill,
-            body=legs.prefill_body(self.request.endpoint, self.body, kv),
+            body=legs.prefill_body(self.request.endpoint, self.body, kv, prompt_ids=self._forced()),
             limit=self.policy.prefill_limit(self.size - tokens, reusing=True),
             carries_handle=True,
             uncached=self.size - tokens,
@@ -381,6 +395,11 @@ class _Turn:
             # Prefill may not tell logprobs.
         result = yield leg
         return result
+
+    def _forced(self) -> Ids | None:
+        """The ids that prefill is given, so that it need not make them once more."""
+        exact = self._renders() or self.request.endpoint == COMPLETIONS
+        return self.prompt_ids if exact and self.policy.may_force(self.shape) else None
 
     def _not_pulled(
         self, handle: Handle, prefill: str, failure: Failure

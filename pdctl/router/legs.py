@@ -86,14 +86,24 @@ def count_of(value: object) -> int | None:
 
 
 def prefill_body(
-    endpoint: Endpoint, body: Mapping[str, Any], kv: Mapping[str, Any]
+    endpoint: Endpoint,
+    body: Mapping[str, Any],
+    kv: Mapping[str, Any],
+    *,
+    prompt_ids: Ids | None = None,
 ) -> dict[str, Any]:
-    """The prefill leg: the same prompt, one token, no stream."""
+    """The prefill leg: the same prompt, one token, no stream.
+
+    Args:
+        prompt_ids: what prefill rendered already, so that it need not do so again (FACTS L5).
+    """
     leg = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
     leg |= {"max_tokens": 1, "stream": False, "return_token_ids": True}
     if endpoint == CHAT:
         leg["max_completion_tokens"] = 1
     leg["kv_transfer_params"] = dict(kv)
+    if prompt_ids is not None:
+        _force_ids(endpoint, leg, prompt_ids)
     return leg
 
 

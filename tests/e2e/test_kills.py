@@ -222,15 +222,23 @@ class Reaper:
         if victim.endswith("in a read"):
             async with self._reading(long, name) as seen:
                 kill = Kill(victim, time.monotonic(), evidence=seen)
-                _signal(_tree(self._pair, role), signal.SIGKILL)
+                await self._end(role)
         else:
             kill = Kill(victim, time.monotonic())
-            _signal(_tree(self._pair, role), signal.SIGKILL)
+            await self._end(role)
         if role == "decode":
             await asyncio.sleep(1)
             broke = READ_BROKE in self._pair.log_since(mark, "prefill")
             kill.evidence = READ_BROKE if broke else ""
         return kill
+
+    async def _end(self, role: RoleName) -> None:
+        """-9, and gone: starting it again too early finds the dying one and takes it for alive."""
+        record = self._pair.record(role)
+        _signal(_tree(self._pair, role), signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while self._pair.runs(record):
+                await asyncio.sleep(0.02)
 
     async def start_again(self, kills: Sequence[Kill]) -> None:
         """What a supervisor does."""

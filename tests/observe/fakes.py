@@ -44,7 +44,7 @@ class FakeEngine:
     max_model_len: int = 4096
     usage: float = 0.0
     lost: float = 0.0
-    running: int = 0
+    others: int = 0
     pulled: int | None = 0
     external: int = 0
     alive: bool = True
@@ -52,6 +52,7 @@ class FakeEngine:
     healthy_after: int = 0
     completions: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
+    seen_by_others: int = 0
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._dead_or_alive])
@@ -84,13 +85,19 @@ class FakeEngine:
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.exposition())
 
+    def _finished(self) -> int:
+        """What was asked here, and what others ask between any two looks."""
+        self.seen_by_others += self.others
+        return len(self.completions) + self.seen_by_others
+
     def exposition(self) -> str:
         labels = '{engine="0",model_name="tiny"}'
         lines = [
             f'vllm:cache_config_info{{block_size="{self.block_size}",engine="0",'
             f'enable_prefix_caching="{self.prefix_caching}",num_gpu_blocks="512"}} 1.0',
             f"vllm:kv_cache_usage_perc{labels} {self.usage}",
-            f"vllm:num_requests_running{labels} {self.running}",
+            f"vllm:num_requests_running{labels} 0",
+            f'vllm:request_success_total{{finished_reason="stop"}} {self._finished()}',
             f"vllm:num_requests_waiting{labels} 0.0",
             'vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny",'
             f'source="external_kv_transfer"}} {self.external}',
@@ -166,6 +173,7 @@ class FakeRouter:
     held: dict[str, list[int]] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
+    seen_by_others: int = 0
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._note_key])

@@ -29,6 +29,8 @@ def vllm_exposition(*, engines: int = 1) -> str:
     moved = Histogram("vllm:nixl_bytes_transferred", "", labels, registry=registry)
     failed = Counter("vllm:nixl_num_failed_transfers", "", labels, registry=registry)
     expired = Counter("vllm:nixl_num_kv_expired_reqs", "", labels, registry=registry)
+    reasons = [*labels, "finished_reason"]
+    finished = Counter("vllm:request_success", "", reasons, registry=registry)
     source = Counter("vllm:prompt_tokens_by_source", "", [*labels, "source"], registry=registry)
     for engine in map(str, range(engines)):
         usage.labels("tiny", engine).set(0.1 * (int(engine) + 1))
@@ -41,6 +43,8 @@ def vllm_exposition(*, engines: int = 1) -> str:
         expired.labels("tiny", engine)
         source.labels("tiny", engine, "external_kv_transfer").inc(40)
         source.labels("tiny", engine, "local_compute").inc(7)
+        finished.labels("tiny", engine, "stop").inc(5)
+        finished.labels("tiny", engine, "length").inc(7)
     Gauge("process_start_time_seconds", "", registry=registry).set(1.75e9)
     return generate_latest(registry).decode()
 
@@ -50,6 +54,7 @@ def test_an_engines_values() -> None:
         kv_usage=0.1,
         waiting=2,
         running=1,
+        finished=12,
         nixl_bytes=3500,
         nixl_transfers=2,
         nixl_failed=3,
@@ -120,9 +125,3 @@ def test_growth_knows_restarts_and_first_observations(
     before: int | None, after: int | None, grown: int | None
 ) -> None:
     assert growth(before, after) == grown
-
-
-def test_idle_means_that_it_is_known() -> None:
-    assert EngineMetrics(running=0, waiting=0).idle
-    assert not EngineMetrics(running=0).idle
-    assert not EngineMetrics(running=1, waiting=0).idle

@@ -207,7 +207,7 @@ async def test_a_busy_decode_leaves_prefill_as_the_side_by_elimination(
     monkeypatch.setattr("pdctl.observe.sides._FALL_S", 0.05)
     report = await failing(
         prefill=FakeEngine("prefill", bidirectional=False),
-        decode=FakeEngine("decode", running=3),
+        decode=FakeEngine("decode", others=3),
         canary="prefill never answered",
     )
     assert report.side == "prefill"

@@ -52,7 +52,7 @@ class FakeEngine:
         pulls: tokens that prefill pulled, by turn.
         blocks: how many it has, which it then exports with their use.
         one_sided: prefill with the flag off, as it really is: a handle hangs it (FACTS T7).
-        running: requests it says it runs.
+        others: requests that others finish between two looks at its metrics.
         started: its process start, if it exports one.
     """
 
@@ -79,8 +79,9 @@ class FakeEngine:
     up: bool = True
     blocks: int = 0
     one_sided: bool = False
-    running: int = 0
+    others: int = 0
     started: float | None = None
+    from_others: int = 0
     _count: Any = field(default_factory=itertools.count)
 
     def app(self) -> web.Application:
@@ -115,7 +116,9 @@ class FakeEngine:
         if self.blocks:
             used = sum(-(-len(tokens) // BLOCK) for tokens in self.held.values())
             page += b'vllm:kv_cache_usage_perc{engine="0"} %f\n' % (used / self.blocks)
-            page += b"vllm:num_requests_running %d\n" % self.running
+            self.from_others += self.others
+            page += b"vllm:num_requests_running 0\n"
+            page += b"vllm:request_success_total %d\n" % (self.asked + self.from_others)
             page += b"vllm:num_requests_waiting 0\n"
             config = b'vllm:cache_config_info{block_size="%d",num_gpu_blocks="%d"} 1\n'
             page += config % (BLOCK, self.blocks)

@@ -79,7 +79,7 @@ async def test_a_one_sided_prefill_is_found_without_a_request_that_hangs() -> No
 
 
 async def test_where_decode_is_busy_the_pull_tells_within_its_limit() -> None:
-    p, d = FakeEngine("prefill", one_sided=True), FakeEngine("decode", blocks=1000, running=3)
+    p, d = FakeEngine("prefill", one_sided=True), FakeEngine("decode", blocks=1000, others=3)
     async with watched(p, d) as router:
         await router.watcher.look()
         pair = a_pair(router)
