@@ -197,15 +197,13 @@ def _case(
     problem: PdctlError | None,
     hosts: "Mapping[str, Host]",
 ) -> "Case":
-    from pdctl.config.model import LocalTarget
-    from pdctl.deploy.case import case_of, case_without_file
+    from pdctl.deploy import case
     from pdctl.observe.settings import facts_of_error
 
     if loaded is None:
         assert problem is not None
-        return case_without_file(facts_of_error(file, problem), hosts)
-    local_target = isinstance(loaded.config.target, LocalTarget)
-    return case_of(loaded, hosts if local_target else {})
+        return case.case_without_file(facts_of_error(file, problem), hosts)
+    return case.case_of(loaded, case.reachable(loaded.config, hosts))
 
 
 def _save(

@@ -45,6 +45,11 @@ def case_without_file(facts: ConfigFacts, hosts: Mapping[str, Host]) -> Case:
     )
 
 
+def reachable(config: Config, here: Mapping[str, Host]) -> Mapping[str, Host]:
+    """The hosts of a deployment that this version can look at: this machine, where it is one."""
+    return here if isinstance(config.target, LocalTarget) else {}
+
+
 def case_of(loaded: Loaded, hosts: Mapping[str, Host]) -> Case:
     """Everything of a deployment.
 

@@ -38,6 +38,9 @@ from pdctl.targets.base import Host
 ROUTER = "router"
 """Name of the router among what nobody asked."""
 OFFLINE = "`--offline` asks no server"
+NOT_YET = ("", "not probed yet", "probe did not finish")
+"""What the router says of a pair of which it knows nothing yet."""
+_SOON_S = 3.0
 _STARVED_AGAIN_S = 2.0
 """A busy engine may have waiting requests for a moment; one without room has them for long."""
 
@@ -353,7 +356,7 @@ async def _with_proof(facts: PairFacts, case: Case, look: Look, listen: Listener
     assert case.endpoints is not None
     options = VerifyOptions(
         chat=False,
-        ready_s=look.ready_s,
+        ready_s=look.ready_s if _may_become_ready(facts) else min(_SOON_S, look.ready_s),
         limits=TurnLimits(first_byte=look.turn_s, idle=look.turn_s, total=2 * look.turn_s),
     )
     try:
@@ -361,6 +364,12 @@ async def _with_proof(facts: PairFacts, case: Case, look: Look, listen: Listener
     except PdctlError as error:
         return replace(facts, no_proof=error.message)
     return replace(facts, two_turn=report.facts())
+
+
+def _may_become_ready(facts: PairFacts) -> bool:
+    """Whether the router has still to say what its pairs are worth."""
+    pairs = facts.router.pairs if facts.router else ()
+    return not pairs or any(pair.reason in NOT_YET for pair in pairs if not pair.ok)
 
 
 def why_no_proof(facts: PairFacts, look: Look) -> str:

@@ -158,12 +158,17 @@ def _drift(facts: PairFacts, target: str) -> Verdict:
     if process is None or not process.running or not process.wanted:
         return skipped("nothing to compare: what runs was not started by `pdctl up`, or not seen")
     said = [
-        *changes(process.running, process.wanted),
+        *changes(_options(process.running), _options(process.wanted)),
         *changes(process.env, process.wanted_env),
     ]
     if not said:
         return passed(f"pid {process.pid} runs as the configuration says")
     return warned(*(f"{line} (running → configured)" for line in said))
+
+
+def _options(options: Mapping[str, str]) -> dict[str, str]:
+    """Without the program: an interpreter may be a script that becomes another."""
+    return {name: value for name, value in options.items() if name.startswith("-")}
 
 
 # --- the plugin, and what it brings ----------------------------------------------------------
