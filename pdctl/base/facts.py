@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from pdctl.base.awsfacts import AwsFacts as AwsFacts
 from pdctl.base.configfacts import ConfigFacts, Settings
 from pdctl.base.errors import BadAnswerError
 from pdctl.base.hostfacts import HostFacts as HostFacts
@@ -227,6 +228,7 @@ class PairFacts:
         router: the first; `replicas` has the others.
         processes: as recorded and as their hosts show them.
         logs: None when none was read, `no_logs` says why.
+        aws: None where the target is not EC2, or nobody asked.
     """
 
     name: str
@@ -236,6 +238,7 @@ class PairFacts:
     engines: tuple[ServingFacts, ...] = ()
     router: RouterFacts | None = None
     two_turn: TwoTurnFacts | None = None
+    aws: AwsFacts | None = None
     no_proof: str = ""
     not_asked: Mapping[str, str] = field(default_factory=dict)
     replicas: tuple[RouterFacts, ...] = ()

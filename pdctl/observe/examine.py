@@ -141,7 +141,9 @@ async def examine_async(
 def _without_servers(case: Case) -> Case:
     ends = case.endpoints
     names = [*(engine.name for engine in ends.engines), ROUTER] if ends else [ROUTER]
-    return replace(case, not_asked={**dict.fromkeys(names, OFFLINE), **case.not_asked})
+    wants = {name: replace(want, peers=()) for name, want in case.wants.items()}
+    not_asked = {**dict.fromkeys(names, OFFLINE), **case.not_asked}
+    return replace(case, wants=wants, not_asked=not_asked)
 
 
 def _telling(case: Case, look: Look) -> str:

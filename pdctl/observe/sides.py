@@ -51,11 +51,13 @@ async def probe_sides(
     """
     asker = _Asker(session, model, key, timeout)
     try:
-        # An idle engine exports what its last step saw; a step of ours makes that now, and is
-        # itself counted a moment after its answer.
+        # An idle engine exports what its last step saw; a step of ours makes that now.
         await asker.one_token(decode, prompt[:3], None)
-        await asyncio.sleep(poll)
         before = await scrape_engine(session, decode, key=key)
+        if before.finished is not None:
+            # A request is counted a moment after its answer.
+            await asyncio.sleep(poll)
+            before = await scrape_engine(session, decode, key=key)
         asker.asked.clear()
         moved = await asker.one_token(prefill, prompt, FIRST_TURN)
         if not moved or not moved.get("remote_block_ids"):

@@ -86,10 +86,12 @@ class Prefill:
     the known way to crash the engine (vllm#46240).
 
     Attributes:
+        path: the client's own, or that for completions where prefill is given ids.
         uncached: tokens that prefill has to compute, as far as is known.
     """
 
     url: str
+    path: Endpoint
     body: dict[str, Any]
     limit: float
     carries_handle: bool

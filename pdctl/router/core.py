@@ -39,7 +39,7 @@ from pdctl.router.actions import (
     Settle,
     Take,
 )
-from pdctl.router.eligible import COMPLETIONS, Endpoint, excluded, render_request, shape
+from pdctl.router.eligible import COMPLETIONS, Endpoint, excluded, is_plain, render_request, shape
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Conversation, Handle, Scope, rank
 from pdctl.router.ids import Ids
@@ -172,6 +172,7 @@ class _Turn:
         self.claimed: Handle | None = None
         self.turns = 0
         self.prompt_ids: Ids | None = None
+        self.gave_ids = False
         self.decode: str | None = None
         self.cached_tokens: int | None = None
         self.cold_salt: str | None = None
@@ -361,7 +362,7 @@ class _Turn:
             return None
         yield Settle(handle, "consumed", "read")
         self.fleet.reuse_worked(prefill, handle.decode, handle.engine_start, self.clock())
-        if _prompt_ids(result.json) != self.prompt_ids:
+        if not self._computed_these(result):
             yield from self._distrust()
             return None
         self._count_reuse(result, tokens, handle)
@@ -376,13 +377,22 @@ class _Turn:
             )
         return result
 
+    def _computed_these(self, answer: Answer) -> bool:
+        """Whether prefill computed with the ids that were matched."""
+        if not self.gave_ids:
+            return _prompt_ids(answer.json) == self.prompt_ids
+        usage = legs.mapping(answer.json.get("usage"))
+        return usage.get("prompt_tokens") == match.count(self.packed or b"")
+
     def _pull(
         self, handle: Handle, prefill: str, tokens: int
     ) -> Generator[Action, Any, Answer | Failure]:
         kv = for_pull(handle.params, tokens, handle.block_size)
+        endpoint, body = self._reusing_leg(kv)
         leg = Prefill(
             url=prefill,
-            body=legs.prefill_body(self.request.endpoint, self.body, kv, prompt_ids=self._forced()),
+            path=endpoint,
+            body=body,
             limit=self.policy.prefill_limit(self.size - tokens, reusing=True),
             carries_handle=True,
             uncached=self.size - tokens,
@@ -396,10 +406,15 @@ class _Turn:
         result = yield leg
         return result
 
-    def _forced(self) -> Ids | None:
-        """The ids that prefill is given, so that it need not make them once more."""
-        exact = self._renders() or self.request.endpoint == COMPLETIONS
-        return self.prompt_ids if exact and self.policy.may_force(self.shape) else None
+    def _reusing_leg(self, kv: dict[str, Any]) -> tuple[Endpoint, dict[str, Any]]:
+        """Path and body: the ids that prefill rendered, so that it need not do so once more."""
+        endpoint, ids = self.request.endpoint, self.prompt_ids
+        exact = endpoint == COMPLETIONS or self._renders() or is_plain(self.body)
+        # What is audited is what prefill makes by itself.
+        self.gave_ids = exact and not self.request.audited and self.policy.may_force(self.shape)
+        if ids is None or not self.gave_ids:
+            return endpoint, legs.prefill_body(endpoint, self.body, kv)
+        return COMPLETIONS, legs.prefill_of_ids(self.body, ids, kv)
 
     def _not_pulled(
         self, handle: Handle, prefill: str, failure: Failure
@@ -437,6 +452,7 @@ class _Turn:
         if self.report.outcome != "OFF":
             self.report.outcome = "MISS"
         self.report.reused_tokens = 0
+        self.gave_ids = False
         tried: list[str] = []
         while len(tried) < 2 and (prefill := first or self._cold_choice(tried)) is not None:
             first = None
@@ -446,6 +462,7 @@ class _Turn:
                 body["cache_salt"] = self.cold_salt
             result: Answer | Failure = yield Prefill(
                 url=prefill,
+                path=self.request.endpoint,
                 body=body,
                 limit=self.policy.prefill_limit(self.size, reusing=False),
                 carries_handle=False,
@@ -469,8 +486,7 @@ class _Turn:
         self.report.prefill = prefill
         self.report.prefill_s = answer.seconds
         self.fleet.prefixes.note(self.request.keys, prefill)
-        ids = _prompt_ids(answer.json)
-        if ids != self.prompt_ids:
+        if not self.gave_ids and (ids := _prompt_ids(answer.json)) != self.prompt_ids:
             self.prompt_ids = ids
         usage = legs.mapping(answer.json.get("usage"))
         self.report.prompt_tokens = legs.count_of(usage.get("prompt_tokens"))

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, assert_never, cast
 
 import orjson
@@ -43,7 +43,7 @@ from pdctl.router.fleet import Engine
 from pdctl.router.giving import Shared, let_go, make_room, note_start, release
 from pdctl.router.handle import Handle
 from pdctl.router.ids import Ids
-from pdctl.router.wire import Response
+from pdctl.router.wire import Passing, Response
 
 log = logging.getLogger("pdctl.router")
 
@@ -293,7 +293,7 @@ class Driver:
         engine.outstanding += action.uncached
         try:
             result = await self._shared.engines.post_json(
-                f"{action.url}{self._path}",
+                f"{action.url}{action.path}",
                 action.body,
                 limit=limit,
                 headers=self._headers,
@@ -486,14 +486,20 @@ class Driver:
 
     def _passing(
         self, response: _Stream, cleaner: legs.StreamCleaner, silence: "_Silence"
-    ) -> Callable[[bytes], bool]:
-        """Passes pieces from decode to the client as they come, while the client has room."""
+    ) -> tuple[Passing, Passing]:
+        """Pass pieces from decode to the client as they come, while the client has room.
+
+        Returns one for pieces of the body, and one for a chunk as it came.
+        """
         transport = self._request.transport
 
-        def take(piece: bytes) -> bool:
+        def has_room(size: int) -> bool:
             if transport is None or transport.is_closing():
                 return False
-            if transport.get_write_buffer_size() + len(piece) >= _NO_WAIT_BYTES:
+            return transport.get_write_buffer_size() + size < _NO_WAIT_BYTES
+
+        def take(piece: bytes) -> bool:
+            if not has_room(len(piece)):
                 return False
             silence.begin()
             if out := cleaner.feed_some(piece):
@@ -501,7 +507,15 @@ class Driver:
                 response.write_now(out)
             return True
 
-        return take
+        def take_chunk(chunk: bytes) -> bool:
+            if not has_room(len(chunk)) or not (out := cleaner.feed_chunk(chunk)):
+                return False
+            silence.begin()
+            self._note_first(cleaner)
+            response.write_now(out)
+            return True
+
+        return take, take_chunk
 
     async def _write(self, response: web.StreamResponse, out: bytes, *, last: bool = False) -> None:
         """Send to the client.
@@ -531,7 +545,7 @@ class Driver:
         self,
         cleaner: legs.StreamCleaner,
         silence: "_Silence",
-        passing: Callable[[bytes], bool],
+        passing: tuple[Passing, Passing],
     ) -> AsyncIterator[bytes]:
         """What the client gets of each piece that `passing` left.
 
@@ -544,7 +558,7 @@ class Driver:
         while True:
             try:
                 silence.begin()
-                chunk = await upstream.read_some(passing)
+                chunk = await upstream.read_some(*passing)
             except TimeoutError as error:
                 raise DecodeBrokeOff("stopped sending") from error
             except OSError as error:

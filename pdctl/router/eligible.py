@@ -142,6 +142,16 @@ def _as_chat_reads(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return renamed
 
 
+def is_plain(body: Mapping[str, Any]) -> bool:
+    """Whether a chat is nothing but texts and who said them, which `/tokenize` cannot miss."""
+    if body.keys() & _CHAT_RENDERED != {"messages"}:
+        return False
+    return all(
+        message.keys() == {"role", "content"} and isinstance(message["content"], str)
+        for message in body["messages"]
+    )
+
+
 def shape(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
     """Names the combination of fields of a request, to stop trusting one that proved wrong."""
     fields = sorted(set(body) - _NO_EFFECT_ON_PROMPT)

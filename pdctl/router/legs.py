@@ -29,6 +29,7 @@ _NOT_FOR_PREFILL = (
     "stop", "stop_token_ids", "min_tokens", "n", "best_of", "use_beam_search", "logprobs",
     "top_logprobs", "prompt_logprobs", "stream_options", "echo", "max_completion_tokens",
 )  # fmt: skip
+_FOR_PREFILL_OF_IDS = ("model", "cache_salt", "priority", "request_id", "user", _ARGUMENTS)
 
 
 def client_body(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -86,24 +87,26 @@ def count_of(value: object) -> int | None:
 
 
 def prefill_body(
-    endpoint: Endpoint,
-    body: Mapping[str, Any],
-    kv: Mapping[str, Any],
-    *,
-    prompt_ids: Ids | None = None,
+    endpoint: Endpoint, body: Mapping[str, Any], kv: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The prefill leg: the same prompt, one token, no stream.
-
-    Args:
-        prompt_ids: what prefill rendered already, so that it need not do so again (FACTS L5).
-    """
+    """The prefill leg: the same prompt, one token, no stream."""
     leg = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
     leg |= {"max_tokens": 1, "stream": False, "return_token_ids": True}
     if endpoint == CHAT:
         leg["max_completion_tokens"] = 1
     leg["kv_transfer_params"] = dict(kv)
-    if prompt_ids is not None:
-        _force_ids(endpoint, leg, prompt_ids)
+    return leg
+
+
+def prefill_of_ids(body: Mapping[str, Any], ids: Ids, kv: Mapping[str, Any]) -> dict[str, Any]:
+    """The prefill leg of a prompt that prefill has rendered already: a completion of its ids.
+
+    It has the fields that make a difference to blocks and to when they are computed, and no more.
+    The ids are not asked back: a prompt of ids is computed as it is.
+    """
+    leg = {name: body[name] for name in _FOR_PREFILL_OF_IDS if name in body}
+    leg |= {"prompt": ids, "max_tokens": 1, "temperature": 0}
+    leg["kv_transfer_params"] = dict(kv)
     return leg
 
 
@@ -273,14 +276,23 @@ def clean_answer(answer: dict[str, Any], wants: ClientWants, cached_tokens: int 
 # handle or counts. Parsing and writing such a chunk costs five times as much. A string that is not
 # UTF-8 or not escaped as it must be is for the client to judge, as without the router.
 _STRING = rb'"(?:[^"\\]|\\.)[^"\\]*(?:\\.[^"\\]*)*"'
-_WORD = (
+_BEFORE_IDS = (
     rb'data: \{"id":"[^"\\]*","object":"[^"\\]*","created":\d+,"model":"[^"\\]*",'
     rb'"choices":\[\{"index":\d+,(?:"delta":\{"(?:content|reasoning)":%b\}|"text":%b),'
     rb'"logprobs":null,"finish_reason":null(?:,"stop_reason":null)?(?:,"prompt_token_ids":null)?'
-    rb'(?:,"token_ids":(?:null|\[(?:\d+(?:,\d+)*)?\]))?(?:,"weight_versions":null)?\}\]'
-    rb'(?:,"usage":null)?(?:,"kv_transfer_params":null)?\}\n\n' % (_STRING, _STRING)
+    % (_STRING, _STRING)
 )
-_WORDS = re.compile(b"(?:%b)+" % _WORD)
+_AFTER_IDS = rb'(?:,"weight_versions":null)?\}\](?:,"usage":null)?'
+_LIST = rb"(?:\d+(?:,\d+)*)?"
+_END = rb'(?:,"kv_transfer_params":null)?\}\n\n'
+_WORDS = re.compile(
+    rb'(?:%b(?:,"token_ids":(?:null|\[%b\]))?%b%b)+' % (_BEFORE_IDS, _LIST, _AFTER_IDS, _END)
+)
+# The same, alone in a chunk of HTTP, with what is needed of it.
+_CHUNK = re.compile(
+    rb'([0-9a-f]+)\r\n(%b)(,"token_ids":(?:null|\[(%b)\]))?(%b)%b\r\n'
+    % (_BEFORE_IDS, _LIST, _AFTER_IDS, _END)
+)
 # Within words these stand where they should: a quotation mark in a string is escaped.
 _IDS = re.compile(rb'"token_ids":\[([\d,]*)\]')
 # An unfinished event of this length is no word.
@@ -332,6 +344,24 @@ class StreamCleaner:
                     return begin
         # Whole events may be waiting in there also when nothing new has come.
         return begin + self.feed_all(self.splitter.feed(data))
+
+    def feed_chunk(self, data: bytes) -> bytes:
+        """The bytes to send for one word that is a whole chunk of HTTP; nothing for all else.
+
+        Most of a stream is such words. To take them as they come costs half of the long way.
+        """
+        if self._tail or self._wants.token_ids or self.splitter.rest():
+            return b""
+        word = _CHUNK.fullmatch(data)
+        if word is None:
+            return b""
+        size, before, named, ids, after = word.groups()
+        if int(size, 16) != len(data) - len(size) - 4:
+            return b""
+        self.harvest.content_seen = True
+        if ids:
+            self.harvest.generated.extend(map(int, ids.split(b",")))
+        return b"".join((before, b"," + _NO_IDS if named else b"", after, b"}\n\n"))
 
     def feed_all(self, events: Iterable[bytes]) -> bytes:
         """The bytes to send for these events now."""

@@ -23,6 +23,9 @@ _MOST_WAITING = 2**20
 # vLLM closes what is idle for 5 s; a connection that is about to be closed is not used any more.
 _MOST_IDLE_S = 4.0
 
+Passing = Callable[[bytes], bool]
+"""Is shown bytes, and says whether it took them."""
+
 
 class BadAnswerError(ConnectionError):
     """What came is no HTTP/1.1."""
@@ -44,20 +47,26 @@ class Response:
         self._over = False
         self._error: OSError | None = None
         self._reader: asyncio.Future[None] | None = None
-        self._take: Callable[[bytes], bool] | None = None
+        self._take: Passing | None = None
+        self._take_chunk: Passing | None = None
 
     @property
     def content_type(self) -> str:
         """The media type, without its parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-    async def read_some(self, take: Callable[[bytes], bool] | None = None) -> bytes:
+    async def read_some(
+        self,
+        take: Passing | None = None,
+        take_chunk: Passing | None = None,
+    ) -> bytes:
         """What has come since the last call, at least a byte; empty at the end.
 
         Args:
             take: is shown what comes while this waits, and says whether it took it. To wake a
                 task for each piece of an answer costs more than to pass the piece on. What it did
                 not take is returned; an error of its own is raised.
+            take_chunk: the same for what begins with a chunk's size and is not unwrapped.
 
         Raises:
             OSError: the connection broke, or `fail` was called.
@@ -67,11 +76,12 @@ class Response:
                 raise self._error
             if self._over:
                 return b""
-            self._reader, self._take = asyncio.get_running_loop().create_future(), take
+            self._reader = asyncio.get_running_loop().create_future()
+            self._take, self._take_chunk = take, take_chunk
             try:
                 await self._reader
             finally:
-                self._reader = self._take = None
+                self._reader = self._take = self._take_chunk = None
         parts, self._parts = self._parts, []
         if self._waiting > _MOST_WAITING:
             self._connection.resume()
@@ -110,12 +120,17 @@ class Response:
         self._wake()
         return self._waiting > _MOST_WAITING
 
+    def feed_chunk(self, data: bytes) -> bool:
+        """A read that begins with a chunk of the body, as it came; whether it was taken whole."""
+        take = self._take_chunk
+        return take is not None and self._taken(data, take)
+
     def end(self) -> None:
         """The body is complete."""
         self._over = True
         self._wake()
 
-    def _taken(self, part: bytes, take: Callable[[bytes], bool]) -> bool:
+    def _taken(self, part: bytes, take: Passing) -> bool:
         reader = self._reader
         if reader is None or reader.done():
             return False
@@ -148,6 +163,8 @@ class _Connection(asyncio.Protocol):
         self._bare = 0
         # The body goes on to the end of the connection.
         self._endless = False
+        # What comes next begins with a chunk's size, and is not packed.
+        self._between_chunks = False
         self._complete = False
         self._keep = False
         self.idle_since = 0.0
@@ -173,7 +190,7 @@ class _Connection(asyncio.Protocol):
         self._parser.set_dangerous_leniencies(
             lenient_chunked_length=True, lenient_spaces_after_chunk_size=True
         )
-        self._bare, self._complete = 0, False
+        self._bare, self._complete, self._between_chunks = 0, False, False
         self._transport.writelines([head, body] if body else [head])
         try:
             return await answer
@@ -215,6 +232,8 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of an answer."""
+        if self._between_chunks and self._response is not None and self._response.feed_chunk(data):
+            return
         try:
             self._read(data)
         except BadAnswerError as error:
@@ -255,6 +274,14 @@ class _Connection(asyncio.Protocol):
     def on_body(self, part: bytes) -> None:
         """A piece of the body; a read may bring many, and the reader gets them as one."""
         self._parts.append(part)
+
+    def on_chunk_header(self) -> None:
+        """A chunk begins."""
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        """A chunk is over, and another one or the end comes."""
+        self._between_chunks = self._unpack is None
 
     def on_message_complete(self) -> None:
         """The end of an answer, or of an interim one."""

@@ -14,6 +14,7 @@ import yaml
 from pdctl.base.command import Command
 from pdctl.base.errors import UnreachableError
 from pdctl.base.exits import ExitCode
+from pdctl.base.hostfacts import HostFacts
 from pdctl.deploy import case
 from pdctl.doctor.checks import CHECKS
 from pdctl.state.bundle import CONTENTS, FACTS
@@ -369,7 +370,9 @@ def test_twelve_hosts_of_which_three_are_dead(
     dead = {names[2]: SilentHost, names[6]: StuckHost, names[10]: SilentHost}
     hosts: Mapping[str, Host] = {name: dead.get(name, LiveHost)(name) for name in names}
     monkeypatch.setattr(case, "reachable", lambda config, here: hosts)
-    monkeypatch.setattr(case, "_logs_in", True, raising=False)
+    monkeypatch.setattr(
+        "pdctl.observe.examine.read_host", lambda host, want: HostFacts(host.name, want=want)
+    )
     file = tmp_path / "pd.yaml"
     listed = [{"address": name} for name in names]
     file.write_text(

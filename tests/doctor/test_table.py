@@ -95,6 +95,17 @@ def test_needs_are_per_target_and_must_come_before() -> None:
         run_checks(GOOD, [table[1], table[0]])
 
 
+def test_what_could_not_be_told_says_so_also_for_what_needs_it() -> None:
+    found = run_checks(
+        GOOD,
+        [
+            check("a", lambda f, t: skipped("this target has no such thing")),
+            check("b", lambda f, t: passed(), needs=("a",)),
+        ],
+    )
+    assert [f.evidence for f in found] == [("this target has no such thing",)] * 2
+
+
 def test_a_warning_does_not_stop_what_needs_it() -> None:
     table = [
         check("w", lambda f, t: warned("hm")),

@@ -1,6 +1,7 @@
 """Conversations with the router's core; each is one rule of docs/router.md or one trap of FACTS."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,8 @@ from pdctl.router.actions import (
     Settle,
     Take,
 )
-from pdctl.router.eligible import COMPLETIONS
+from pdctl.router.core import Policy, TurnRequest
+from pdctl.router.eligible import CHAT, COMPLETIONS, shape
 from pdctl.router.handle import Conversation
 from pdctl.router.ids import Ids
 from pdctl.router.store import Found
@@ -635,3 +637,72 @@ def test_the_turns_of_a_conversation_are_counted() -> None:
     book.expect(Find, [])
     handle = book.expect(Keep, []).handle
     assert (handle.turns, handle.prefill) == (5, P)
+
+
+def _reusing_leg(policy: Policy, *, renders: bool, request: TurnRequest | None = None) -> Prefill:
+    fleet = a_fleet()
+    fleet.prefill[P].renders = renders
+    book = Playbook(request, fleet=fleet, policy=policy)
+    book.finds(NEXT, a_handle(PROMPT, ANSWER))
+    book.expect(Take, a_handle(PROMPT, ANSWER))
+    return book.expect(Prefill, p_answer(NEXT, reused=9))
+
+
+def test_prefill_is_given_the_ids_that_it_rendered_but_not_always() -> None:
+    """Rendering twice is half of a reused turn's work; never to see it twice would be blind."""
+    policy = a_policy()
+    made = [_reusing_leg(policy, renders=True) for _ in range(33)]
+    own = [place for place, leg in enumerate(made, 1) if leg.path == CHAT]
+    assert own == [1, 2, 3, 16, 32]
+    given = made[3].body
+    assert made[3].path == COMPLETIONS
+    assert given["prompt"] == Ids(NEXT)
+    assert given["kv_transfer_params"]["remote_num_tokens"] == 9
+    assert given["max_tokens"] == 1
+    assert "messages" not in given
+
+
+def test_each_shape_of_request_is_seen_rendered_by_prefill() -> None:
+    policy = a_policy()
+    tools = a_request({"tools": [{"type": "function", "function": {"name": "f"}}]})
+    assert [_reusing_leg(policy, renders=True).path for _ in range(4)][-1] == COMPLETIONS
+    assert _reusing_leg(policy, renders=True, request=tools).path == CHAT
+
+
+@pytest.mark.parametrize(
+    ("body", "given"),
+    [
+        ({}, True),
+        ({"tools": []}, False),
+        ({"messages": [{"role": "user", "content": "hi", "name": "x"}]}, False),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, False),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+    ],
+)
+def test_ids_of_tokenize_are_given_only_for_plain_chats(body: dict[str, Any], given: bool) -> None:
+    """It takes only a part of the request: what it leaves out may change the prompt."""
+    policy = a_policy()
+    legs = [_reusing_leg(policy, renders=False, request=a_request(body)) for _ in range(20)]
+    assert any(leg.path == COMPLETIONS for leg in legs) is given
+
+
+def test_a_prompt_of_ids_that_prefill_counts_otherwise_is_not_trusted() -> None:
+    policy = a_policy()
+    fleet = a_fleet()
+    fleet.prefill[P].renders = True
+    policy.seen.update({shape(CHAT, a_request().body): 3})
+    book = Playbook(fleet=fleet, policy=policy)
+    book.finds(NEXT, a_handle(PROMPT, ANSWER))
+    book.expect(Take, a_handle(PROMPT, ANSWER))
+    book.expect(Prefill, p_answer(NEXT[:-1], reused=9))
+    book.expect(Settle)
+    assert book.expect(Alarm).kind == "prompt_mismatch"
+    again = book.expect(Prefill, p_answer(NEXT))
+    assert (again.path, again.carries_handle) == (CHAT, False)
+
+
+def test_an_audited_turn_is_rendered_by_prefill_itself() -> None:
+    policy = a_policy()
+    audited = replace(a_request(), audited=True)
+    legs = [_reusing_leg(policy, renders=True, request=audited) for _ in range(20)]
+    assert {leg.path for leg in legs} == {CHAT}

@@ -1,6 +1,7 @@
 """What the client gets of decode's answer: all that a direct call gives, nothing of ours."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -181,6 +182,10 @@ def as_engines_write(value: Any) -> bytes:
     return event_of(orjson.dumps(value))
 
 
+def in_a_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
 STRINGS = st.text(min_size=1, max_size=8) | st.sampled_from(
     ['"', "\\", '"token_ids":[1]', "é\n", "]}"]
 )
@@ -218,6 +223,11 @@ def test_a_word_that_is_cut_is_as_if_it_had_been_parsed(
     assert some.feed_some(raw * 2 + raw[:9]) + some.feed_some(raw[9:]) == whole * 3
     parsed._clean(raw)
     assert some.harvest == parsed.harvest
+    chunks = StreamCleaner(wants, None, hold_end=True)
+    taken = chunks.feed_chunk(in_a_chunk(raw))
+    assert taken == (b"" if wants_ids or kind == "unknown" else whole)
+    if taken:
+        assert chunks.harvest == cut.harvest
 
 
 @pytest.mark.parametrize(
@@ -232,6 +242,42 @@ def test_a_word_that_is_cut_is_as_if_it_had_been_parsed(
 def test_what_is_more_or_less_than_a_word_is_parsed(choice: dict[str, Any]) -> None:
     head = {"id": "x", "object": "o", "created": 1, "model": "m"}
     assert not _WORDS.fullmatch(as_engines_write(head | {"choices": [choice]}))
+
+
+SENT = {"id": "x", "object": "o", "created": 1, "model": "m", "choices": [WORD]}
+LAST = SENT | {"choices": [WORD | {"finish_reason": "stop"}], "kv_transfer_params": KV}
+
+
+@pytest.mark.parametrize(
+    "chunk_of_http",
+    [
+        in_a_chunk(as_engines_write(LAST)),
+        in_a_chunk(as_engines_write(SENT) * 2),
+        in_a_chunk(as_engines_write(SENT)) * 2,
+        in_a_chunk(as_engines_write(SENT))[:-1],
+        in_a_chunk(as_engines_write(SENT)).replace(b"\r\n", b";more\r\n", 1),
+        b"1" + in_a_chunk(as_engines_write(SENT)),
+        in_a_chunk(as_engines_write(SENT)).partition(b"\r\n")[2],
+        in_a_chunk(b"data: [DONE]\n\n"),
+        b"0\r\n\r\n",
+    ],
+)
+def test_a_chunk_that_is_not_one_word_goes_the_long_way(chunk_of_http: bytes) -> None:
+    cleaner = StreamCleaner(NO_EXTRAS, None, hold_end=True)
+    assert cleaner.feed_chunk(in_a_chunk(as_engines_write(SENT))) == as_engines_write(SENT)
+    known = replace(cleaner.harvest, generated=[*cleaner.harvest.generated])
+    assert cleaner.feed_chunk(chunk_of_http) == b""
+    assert cleaner.harvest == known
+
+
+def test_no_chunk_overtakes_what_waits() -> None:
+    word = in_a_chunk(as_engines_write(SENT))
+    begun = StreamCleaner(NO_EXTRAS, None, hold_end=True)
+    begun.feed_some(b"data: {")
+    assert begun.feed_chunk(word) == b""
+    ended = StreamCleaner(NO_EXTRAS, None, hold_end=True)
+    ended.feed(as_engines_write(LAST))
+    assert ended.feed_chunk(word) == b""
 
 
 def test_long_lists_of_prompt_ids_are_cut_out() -> None:

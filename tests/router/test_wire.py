@@ -345,6 +345,65 @@ async def test_what_comes_while_a_reader_waits_may_be_taken_at_once() -> None:
         assert sorted(b"".join(taken) + left) == sorted(b"abcde")
 
 
+def chunks(*reads: bytes) -> Script:
+    """Chunked answers to any number of requests, whose reads come one after the other."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await request(reader)
+            writer.write(OK + b"Transfer-Encoding: chunked\r\n\r\n")
+            for read in reads:
+                await asyncio.sleep(0.01)
+                writer.write(read)
+
+    return script
+
+
+async def test_a_chunk_may_be_taken_as_it_came_and_reading_goes_on_behind_it() -> None:
+    taken: list[bytes] = []
+
+    def take_chunk(data: bytes) -> bool:
+        if not data.startswith(b"1\r\n"):
+            return False
+        taken.append(data)
+        return True
+
+    # What looks like a chunk in the middle of one is none.
+    odd = (b"7\r\ne\n", b"1\r\nf\n", b"\r\n")
+    words = (b"2\r\nab\r\n", b"1\r\nc\r\n", b"1\r\nd\r\n")
+    script = chunks(*words, *odd, b"1\r\nf\r\n", b"0\r\n\r\n")
+    async with engine(script) as (it, client), asyncio.timeout(5):
+        for _ in range(2):
+            taken.clear()
+            response = await client.send("GET", f"{it.url}/x", None, {})
+            left = b""
+            while more := await response.read_some(None, take_chunk):
+                left += more
+            assert left == b"abe\n1\r\nf\n"
+            assert taken == [b"1\r\nc\r\n", b"1\r\nd\r\n", b"1\r\nf\r\n"]
+        assert it.connections == 1
+
+
+async def test_chunks_of_a_packed_answer_are_not_taken_as_they_come() -> None:
+    packed = gzip.compress(b"abc")
+    head = OK + b"Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n\r\n"
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(head)
+        for part in (packed[:10], packed[10:]):
+            await asyncio.sleep(0.01)
+            writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+        writer.write(b"0\r\n\r\n")
+
+    async with engine(script) as (it, client), asyncio.timeout(5):
+        response = await client.send("GET", f"{it.url}/x", None, {})
+        whole = b""
+        while more := await response.read_some(None, lambda data: True):
+            whole += more
+        assert whole == b"abc"
+
+
 async def test_who_fails_to_take_a_piece_is_told_so() -> None:
     def take(part: bytes) -> bool:
         raise RuntimeError(part.decode())

@@ -1,0 +1,306 @@
+"""Asking EC2 what there is. Reads only, and the only module that knows boto3.
+
+Answers are EC2's own, as boto3 gives them; `observe.aws` makes facts of them. What could not be
+asked costs its own part only: a permission that is missing is named, never a crash.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+CONNECT_S = 5.0
+READ_S = 15.0
+ATTEMPTS = 4  # with boto3's own growing pauses between them, which is how throttling is met
+LIMIT_S = 45.0
+
+_DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
+_BAD_LOGIN = frozenset(
+    {
+        "AuthFailure",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidClientTokenId",
+        "OptInRequired",
+        "RequestExpired",
+        "SignatureDoesNotMatch",
+        "UnrecognizedClientException",
+    }
+)
+
+Clients = Callable[[str], Any]
+"""Gives a client by the name of a service."""
+
+
+@dataclass(frozen=True)
+class Ec2Query:
+    """What to look for.
+
+    Attributes:
+        ids, addresses, tags: the instances: by id, by private address, by all of these tags.
+        types: instance types to ask about.
+        groups, subnets: ids that are asked about besides those of the instances.
+        reservation: id of a capacity reservation.
+        quotas: codes.
+    """
+
+    ids: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    types: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    subnets: tuple[str, ...] = ()
+    reservation: str | None = None
+    quotas: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ec2Answers:
+    """EC2's answers by part, the reasons for parts that have none, or why there is none at all."""
+
+    parts: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+
+class _NoAnswerError(Exception):
+    """Nothing can be asked: no login, or no way there."""
+
+
+def clients_of(region: str, profile: str | None = None) -> Clients:
+    """boto3's clients with limits. Imported here, because it takes a good part of a second."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        region_name=region,
+        connect_timeout=CONNECT_S,
+        read_timeout=READ_S,
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+    )
+    session = boto3.Session(profile_name=profile, region_name=region)
+
+    def client(service: str) -> Any:
+        return session.client(service, config=config)  # type: ignore[call-overload]
+
+    return client
+
+
+def read_ec2(
+    query: Ec2Query,
+    region: str,
+    profile: str | None = None,
+    *,
+    clients: Clients | None = None,
+    limit: float = LIMIT_S,
+) -> Ec2Answers:
+    """Ask everything; never raises.
+
+    Args:
+        clients: for tests; by default boto3's own.
+        limit: seconds after which nothing more is asked.
+    """
+    try:
+        reader = _Reader(clients or clients_of(region, profile), time.monotonic() + limit)
+        _ask(reader, query)
+    except _NoAnswerError as error:
+        return Ec2Answers(error=str(error))
+    except Exception as error:  # boto3 has many, such as for a profile that does not exist
+        return Ec2Answers(error=f"{type(error).__name__}: {error}")
+    return Ec2Answers(reader.parts, reader.problems)
+
+
+class _Reader:
+    """Asks one thing after the other and keeps answers and problems."""
+
+    def __init__(self, clients: Clients, deadline: float) -> None:
+        self._clients = clients
+        self._deadline = deadline
+        self.parts: dict[str, list[dict[str, Any]]] = {}
+        self.problems: dict[str, str] = {}
+
+    def pages(
+        self, part: str, operation: str, key: str, service: str = "ec2", **arguments: Any
+    ) -> list[dict[str, Any]]:
+        """All items of all pages; empty, with a problem, when there is no answer."""
+
+        def ask(client: Any) -> list[dict[str, Any]]:
+            if not client.can_paginate(operation):
+                return list(getattr(client, operation)(**arguments).get(key) or ())
+            pages = client.get_paginator(operation).paginate(**arguments)
+            return [item for page in pages for item in page.get(key) or ()]
+
+        return self._ask(part, operation, service, ask)
+
+    def one(
+        self, part: str, operation: str, key: str | None, service: str = "ec2", **arguments: Any
+    ) -> list[dict[str, Any]]:
+        """A call that gives one thing."""
+
+        def ask(client: Any) -> list[dict[str, Any]]:
+            answer = getattr(client, operation)(**arguments)
+            return [answer[key] if key else answer]
+
+        return self._ask(part, operation, service, ask)
+
+    def _ask(
+        self,
+        part: str,
+        operation: str,
+        service: str,
+        ask: Callable[[Any], list[dict[str, Any]]],
+    ) -> list[dict[str, Any]]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if time.monotonic() > self._deadline:
+            self.problems[part] = "it was not asked: the time limit had passed"
+            return []
+        try:
+            found = ask(self._clients(service))
+        except ClientError as error:
+            self.problems[part] = _said(error.response.get("Error", {}), service, operation)
+            return []
+        except BotoCoreError as error:
+            raise _NoAnswerError(_no_answer(error)) from error
+        self.parts.setdefault(part, []).extend(found)
+        return found
+
+
+def _said(error: Mapping[str, Any], service: str, operation: str) -> str:
+    code = str(error.get("Code") or "")
+    if code in _BAD_LOGIN:
+        raise _NoAnswerError(f"AWS refuses the login ({code}): {error.get('Message')}")
+    if code in _DENIED:
+        return f"no permission for {permission(service, operation)}"
+    if code in ("RequestLimitExceeded", "Throttling", "ThrottlingException"):
+        return f"AWS asks to slow down ({code}), {ATTEMPTS} times"
+    return f"{code}: {error.get('Message')}"
+
+
+def _no_answer(error: Exception) -> str:
+    name = type(error).__name__
+    if name in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
+        return f"there are no AWS credentials: {error}"
+    return f"{name}: {error}"
+
+
+def permission(service: str, operation: str) -> str:
+    """The IAM action of a call: `ec2:DescribeInstances`."""
+    name = {"service-quotas": "servicequotas"}.get(service, service)
+    return f"{name}:{''.join(word.capitalize() for word in operation.split('_'))}"
+
+
+def _ask(reader: _Reader, query: Ec2Query) -> None:
+    instances = list(_instances(reader, query))
+    ids = [each["InstanceId"] for each in instances]
+    if ids:
+        _of_instances(reader, ids)
+    types = sorted({*query.types, *(each.get("InstanceType", "") for each in instances)} - {""})
+    if types:
+        reader.pages("types", "describe_instance_types", "InstanceTypes", InstanceTypes=types)
+        reader.pages(
+            "offered",
+            "describe_instance_type_offerings",
+            "InstanceTypeOfferings",
+            LocationType="availability-zone",
+            Filters=[{"Name": "instance-type", "Values": types}],
+        )
+    _network(reader, query, instances)
+    if query.reservation:
+        reader.pages(
+            "reservation",
+            "describe_capacity_reservations",
+            "CapacityReservations",
+            CapacityReservationIds=[query.reservation],
+        )
+    for code in query.quotas:
+        reader.one(
+            "quotas",
+            "get_service_quota",
+            "Quota",
+            "service-quotas",
+            ServiceCode="ec2",
+            QuotaCode=code,
+        )
+
+
+def _instances(reader: _Reader, query: Ec2Query) -> Iterator[dict[str, Any]]:
+    """By id, else by address, else by tag. Those that ended long ago are still told for a while."""
+    filters: list[dict[str, Any]] = []
+    if query.addresses:
+        filters.append({"Name": "private-ip-address", "Values": list(query.addresses)})
+    else:
+        filters += [{"Name": f"tag:{key}", "Values": [v]} for key, v in query.tags.items()]
+    if not query.ids and not filters:
+        reader.parts["instances"] = []
+        return
+    arguments: dict[str, Any] = {"Filters": filters}
+    if query.ids:
+        arguments = {"InstanceIds": list(query.ids)}
+    kept = []
+    for each in reader.pages("instances", "describe_instances", "Reservations", **arguments):
+        for instance in each.get("Instances") or ():
+            gone = instance.get("State", {}).get("Name") == "terminated"
+            if query.ids or not gone:
+                kept.append(instance)
+    if "instances" in reader.parts:
+        reader.parts["instances"] = kept
+    yield from kept
+
+
+def _of_instances(reader: _Reader, ids: Sequence[str]) -> None:
+    reader.pages(
+        "statuses",
+        "describe_instance_status",
+        "InstanceStatuses",
+        InstanceIds=list(ids),
+        IncludeAllInstances=True,
+    )
+    # DescribeInstances tells interfaces too, but not always all of them with their cards.
+    reader.pages(
+        "interfaces",
+        "describe_network_interfaces",
+        "NetworkInterfaces",
+        Filters=[{"Name": "attachment.instance-id", "Values": list(ids)}],
+    )
+    for id in ids:
+        for attribute in ("instanceInitiatedShutdownBehavior", "disableApiTermination"):
+            reader.one(
+                "attributes",
+                "describe_instance_attribute",
+                None,
+                InstanceId=id,
+                Attribute=attribute,
+            )
+
+
+def _network(reader: _Reader, query: Ec2Query, instances: Sequence[Mapping[str, Any]]) -> None:
+    interfaces = reader.parts.get("interfaces") or [
+        each for instance in instances for each in instance.get("NetworkInterfaces") or ()
+    ]
+    found = {group.get("GroupId") for each in interfaces for group in each.get("Groups") or ()}
+    groups = sorted({*query.groups, *(each for each in found if each)})
+    if groups:
+        reader.pages("groups", "describe_security_groups", "SecurityGroups", GroupIds=groups)
+    subnets = sorted(
+        {*query.subnets, *(each["SubnetId"] for each in instances if each.get("SubnetId"))}
+    )
+    if subnets:
+        answers = reader.pages("subnets", "describe_subnets", "Subnets", SubnetIds=subnets)
+        vpcs = sorted({each["VpcId"] for each in answers if each.get("VpcId")})
+        if vpcs:
+            reader.pages(
+                "routes",
+                "describe_route_tables",
+                "RouteTables",
+                Filters=[{"Name": "vpc-id", "Values": vpcs}],
+            )
+    placed = {each.get("Placement", {}).get("GroupName") for each in instances}
+    names = sorted(each for each in placed if each)
+    if names:
+        reader.pages(
+            "placement_groups",
+            "describe_placement_groups",
+            "PlacementGroups",
+            Filters=[{"Name": "group-name", "Values": names}],
+        )
