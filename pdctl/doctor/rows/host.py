@@ -59,7 +59,8 @@ def _disk(host: HostFacts, want: HostWant, disks: tuple[DiskFacts, ...]) -> Verd
     seen: list[str] = []
     for path, disk in zip(want.paths, disks, strict=False):
         needed = 0 if disk.done else path.needed
-        line = f"{path.use}: {gib(disk.free)} free at {disk.at}, needed {gib(needed)}"
+        wanted = "nothing more is needed" if disk.done else f"needed {gib(needed)}"
+        line = f"{path.use}: {gib(disk.free)} free at {disk.at}, {wanted}"
         if disk.error or disk.free is None:
             odd.append(f"{path.use}: {path.path}: {disk.error or 'its space is not known'}")
         elif disk.free < needed:

@@ -233,6 +233,7 @@ CHECKS: tuple[Check, ...] = (
         meaning="Without FI_PROVIDER=efa NIXL quietly takes TCP where EFA fails; "
         "FI_EFA_USE_DEVICE_RDMA is right when it is not set.",
         fix=Fix("take FI_EFA_USE_DEVICE_RDMA out of `model.env`", ("pdctl up",)),
+        needs=("host.reach",),
     ),
 )
 """In the order in which one builds on the other."""
