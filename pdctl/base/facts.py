@@ -10,11 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from pdctl.base.awsfacts import AwsFacts as AwsFacts
+from pdctl.base.configfacts import ConfigFacts, Settings
 from pdctl.base.errors import BadAnswerError
 from pdctl.base.hostfacts import HostFacts as HostFacts
 from pdctl.base.process import RoleName
+from pdctl.base.runfacts import LogFacts, ProcessFacts, SideChannel, StoreFacts, WeightFacts
 
 _T = TypeVar("_T")
+
+STARVED_USAGE = 0.7
+"""A request of a usual length finds no room from here on; 0.87 was measured (FACTS T6)."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,11 @@ class EngineMetrics:
     prefix_caching: bool | None = None
     process_start: float | None = None
 
+    @property
+    def starved(self) -> bool:
+        """True when requests wait while the KV cache is nearly full (FACTS T6)."""
+        return bool(self.waiting) and (self.kv_usage or 0.0) >= STARVED_USAGE
+
 
 @dataclass(frozen=True)
 class ServingFacts:
@@ -135,6 +145,10 @@ class RouterMetrics:
 
     turns: Mapping[str, float] = field(default_factory=dict)
     """Turns by outcome."""
+    reasons: Mapping[str, float] = field(default_factory=dict)
+    """Turns by outcome and reason, such as `MISS first_turn`."""
+    retries: Mapping[str, float] = field(default_factory=dict)
+    """Legs that were run again, by cause."""
     reused_tokens: int | None = None
     prompt_tokens: int | None = None
     retained_tokens: int | None = None
@@ -153,6 +167,8 @@ class RouterFacts:
         ready: it has a pair that really moves KV.
         ttl: seconds for which it offers a handle.
         threshold: tokens below which it does not reuse.
+        share: of conversations that reuse; None when it does not say.
+        open: it answered a request without a key; None when nobody tried.
     """
 
     url: str
@@ -166,6 +182,9 @@ class RouterFacts:
     handles: int | None = None
     retained_tokens: int | None = None
     metrics: RouterMetrics | None = None
+    version: str | None = None
+    share: float | None = None
+    open: bool | None = None
 
 
 Side = Literal["prefill", "decode", "router", "config"]
@@ -203,17 +222,41 @@ class PairFacts:
     Attributes:
         name: of the deployment.
         taken_at: wall clock, seconds since the epoch.
-        two_turn: None when the proof was not run.
+        hosts: those that were to be looked at; not the ones of engines that something else runs.
+        two_turn: None when the proof was not run, `no_proof` says why.
+        not_asked: why nobody asked, by the name of a host, engine or `router`.
+        router: the first; `replicas` has the others.
+        processes: as recorded and as their hosts show them.
+        logs: None when none was read, `no_logs` says why.
         aws: None where the target is not EC2, or nobody asked.
     """
 
     name: str
     taken_at: float
+    config: ConfigFacts | None = None
     hosts: tuple[HostFacts, ...] = ()
     engines: tuple[ServingFacts, ...] = ()
     router: RouterFacts | None = None
     two_turn: TwoTurnFacts | None = None
     aws: AwsFacts | None = None
+    no_proof: str = ""
+    not_asked: Mapping[str, str] = field(default_factory=dict)
+    replicas: tuple[RouterFacts, ...] = ()
+    store: StoreFacts | None = None
+    processes: tuple[ProcessFacts, ...] = ()
+    side_channels: tuple[SideChannel, ...] = ()
+    weights: tuple[WeightFacts, ...] = ()
+    logs: LogFacts | None = None
+    no_logs: str = ""
+
+    @property
+    def settings(self) -> Settings | None:
+        """What the configuration says; None when there is none without problems."""
+        return self.config.settings if self.config else None
+
+    def process(self, name: str) -> ProcessFacts | None:
+        """A process by its name."""
+        return next((each for each in self.processes if each.name == name), None)
 
     def role(self, role: RoleName) -> tuple[ServingFacts, ...]:
         """The engines of one role, in order."""

@@ -8,6 +8,7 @@ import typer
 from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
+from pdctl.cli.doctor import doctor
 from pdctl.cli.down import down
 from pdctl.cli.explain import explain
 from pdctl.cli.init import init
@@ -38,6 +39,7 @@ app.command()(status)
 app.command()(down)
 app.command()(logs)
 app.command("tail-logs")(tail_logs)
+app.command()(doctor)
 app.command()(explain)
 app.command()(reuse)
 app.command()(router)

@@ -12,6 +12,8 @@ from pdctl.base.facts import PairFacts
 from pdctl.base.fix import SEVERITIES
 from pdctl.base.fix import Fix as Fix
 from pdctl.base.fix import Severity as Severity
+from pdctl.base.redact import redacted
+from pdctl.base.runfacts import LogFinding
 
 Scope = Literal["config", "aws", "host", "engine", "router", "pair", "logs"]
 Status = Literal["fail", "warn", "skip", "pass"]
@@ -27,11 +29,13 @@ class Verdict:
     Attributes:
         evidence: what was seen, one fact a line; for a skip, why it could not be told.
         fix: instead of the check's own, when the evidence allows a better one.
+        severity: instead of the check's own, where one check has faults of several consequences.
     """
 
     status: Status
     evidence: tuple[str, ...]
     fix: Fix | None = None
+    severity: Severity | None = None
 
 
 def passed(*evidence: str) -> Verdict:
@@ -39,14 +43,14 @@ def passed(*evidence: str) -> Verdict:
     return Verdict("pass", evidence)
 
 
-def warned(*evidence: str, fix: Fix | None = None) -> Verdict:
+def warned(*evidence: str, fix: Fix | None = None, severity: Severity | None = None) -> Verdict:
     """It works, but."""
-    return Verdict("warn", evidence, fix)
+    return Verdict("warn", evidence, fix, severity)
 
 
-def failed(*evidence: str, fix: Fix | None = None) -> Verdict:
+def failed(*evidence: str, fix: Fix | None = None, severity: Severity | None = None) -> Verdict:
     """It is not as it should be."""
-    return Verdict("fail", evidence, fix)
+    return Verdict("fail", evidence, fix, severity)
 
 
 def skipped(why: str) -> Verdict:
@@ -118,12 +122,20 @@ class Finding:
 
 
 def targets_of(facts: PairFacts, scope: Scope) -> tuple[str, ...]:
-    """The names of all targets of a scope: hosts, engines, or the one deployment."""
+    """The names of all targets of a scope: hosts, engines, what logs say, or the one deployment."""
     if scope == "host":
         return tuple(host.name for host in facts.hosts)
     if scope == "engine":
         return tuple(engine.name for engine in facts.engines)
+    if scope == "logs":
+        causes = [each.id for each in (facts.logs.findings if facts.logs else ()) if _counts(each)]
+        return tuple(causes) or (facts.name,)
     return (facts.name,)
+
+
+def _counts(finding: LogFinding) -> bool:
+    """Whether it is something to be done: no note, and no consequence of another."""
+    return finding.severity != "note" and finding.follows is None
 
 
 def stands_on(facts: PairFacts, target: str, scope: Scope, needed: Scope) -> tuple[str, ...]:
@@ -181,8 +193,8 @@ def _verdict(
         for finding in found[need]:
             if finding.target not in below or finding.status not in ("fail", "skip"):
                 continue
-            if finding.status == "skip" and finding.target == target:
-                return skipped(finding.evidence[0])  # what could not be told there, cannot here
+            if finding.status == "skip" and finding.evidence:
+                return skipped(finding.evidence[0])  # the root of it all, however far below
             return skipped(f"needs {need} on {finding.target}")
     try:
         return check.judge(facts, target)
@@ -201,8 +213,8 @@ def _finding(check: Check, target: str, verdict: Verdict) -> Finding:
         scope=check.scope,
         target=target,
         status=verdict.status,
-        severity=check.severity,
-        evidence=verdict.evidence,
+        severity=verdict.severity or check.severity,
+        evidence=tuple(map(redacted, verdict.evidence)),
         fix=(verdict.fix or check.fix) if wants_fix else None,
         docs=check.docs,
     )

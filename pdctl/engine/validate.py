@@ -37,53 +37,70 @@ def problems(config: Config) -> list[Problem]:
 
 def notices(config: Config) -> list[str]:
     """What the user should know although nothing is wrong, as sentences."""
+    return list(notices_by_topic(config).values())
+
+
+def notices_by_topic(config: Config) -> dict[str, str]:
+    """The same, each by a word for what it is about."""
     if isinstance(config.target, ExternalTarget) or list(_vllm_version(config)):
-        return []
+        return {}
     known = choices.traits_of(config)
     vllm = choices.vllm_version(config)
-    said: list[tuple[bool, str]] = [
+    said: list[tuple[str, bool, str]] = [
         (
+            "newer_version",
             known.beyond,
             f"vLLM {vllm} is newer than every version that pdctl knows; "
             f"what is known of {known.row} is assumed",
         ),
         (
+            "unknown_version",
             not known.exact and not known.beyond,
             f"vLLM {vllm} has no row in the version table; what is known of {known.row} is assumed",
         ),
         (
+            "streams",
             config.engine.plugin == "off" and not known.streaming_handles.value,
             f"vLLM {vllm} puts no handle into streamed answers and `engine.plugin` is off: "
             "conversations that stream are never reused",
         ),
         (
+            "hybrid",
             not known.hma_fail_closed.value,
             f"vLLM {vllm} answers with garbage when a receive fails on a hybrid model "
             "(vllm#52232); use 0.31.0 or newer for those",
         ),
         (
+            "one_gpu",
             _one_gpu_for_two(config),
             "prefill and decode would both take most of the memory of the same GPUs: give each its "
             "own by `CUDA_VISIBLE_DEVICES` in `prefill.env` and `decode.env`, or its share by "
             "`gpu_memory_utilization`",
         ),
         (
+            "segments",
             any("expandable_segments:True" in value for value in _all_env(config)),
             "`expandable_segments:True` was reported to make NIXL transfers some 600 times slower "
             "(nixl#1754)",
         ),
-        (not config.kv.bidirectional, "`kv.bidirectional` is false: no turn reuses another's KV"),
-        (config.engine.install == "cpu", install.ABOUT_CPU[0]),
         (
+            "off",
+            not config.kv.bidirectional,
+            "`kv.bidirectional` is false: no turn reuses another's KV",
+        ),
+        ("community", config.engine.install == "cpu", install.ABOUT_CPU[0]),
+        (
+            "revision",
             config.model.revision is None and not choices.is_offline(config),
             "`model.revision` is not set: weights that differ between hosts go unnoticed",
         ),
         (
+            "example",
             config.router.kind == "vllm-example",
             f"the example proxy is for comparison: {example.LIMITS[0]}; `pdctl status` says more",
         ),
     ]
-    return [text for applies, text in said if applies]
+    return {topic: text for topic, applies, text in said if applies}
 
 
 def _one_gpu_for_two(config: Config) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from pdctl.base.errors import PdctlError, UnreachableError
-from pdctl.base.explain import STATE_PATH
+from pdctl.base.explain import REUSE_PATH, STATE_PATH
 from pdctl.base.facts import (
     HostFacts,
     PairFacts,
@@ -83,11 +83,6 @@ async def read_router(
         if isinstance(error, HttpStatusError) and error.status in (404, 405):
             return await _other_router(session, endpoint, key, timeout)
         return RouterFacts(endpoint.url, error=error.message)
-    metrics: RouterMetrics | None
-    try:
-        metrics = await scrape_router(session, endpoint.url, key=key, timeout=timeout)
-    except PdctlError:
-        metrics = None
     return RouterFacts(
         url=endpoint.url,
         ours=True,
@@ -97,8 +92,53 @@ async def read_router(
         threshold=_count(state.get("threshold")),
         handles=_count(state.get("handles")),
         retained_tokens=_count(state.get("retained_tokens")),
-        metrics=metrics,
+        metrics=await _router_metrics(session, endpoint.url, key, timeout),
+        version=_text(state.get("version")),
     )
+
+
+async def read_switches(
+    session: aiohttp.ClientSession, facts: RouterFacts, key: str | None, timeout: float
+) -> RouterFacts:
+    """The same router with its switch, and whether it lets strangers in."""
+    if not facts.ours:
+        return facts
+    share, is_open = await asyncio.gather(
+        _share(session, facts.url, key, timeout), _is_open(session, facts.url, timeout)
+    )
+    return replace(facts, share=share, open=is_open)
+
+
+async def _router_metrics(
+    session: aiohttp.ClientSession, url: str, key: str | None, timeout: float
+) -> RouterMetrics | None:
+    try:
+        return await scrape_router(session, url, key=key, timeout=timeout)
+    except PdctlError:
+        return None
+
+
+async def _share(
+    session: aiohttp.ClientSession, url: str, key: str | None, timeout: float
+) -> float | None:
+    """Of conversations that reuse; a router with keys tells it only to its administrator."""
+    try:
+        answer = await ask_json(session, url + REUSE_PATH, key=key, timeout=timeout)
+    except PdctlError:
+        return None
+    share = answer.get("share")
+    return float(share) if isinstance(share, int | float) else None
+
+
+async def _is_open(session: aiohttp.ClientSession, url: str, timeout: float) -> bool | None:
+    """Whether it answers a client that shows no key."""
+    try:
+        await ask(session, url + "/v1/models", timeout=timeout)
+    except HttpStatusError as error:
+        return False if error.status in (401, 403) else None
+    except PdctlError:
+        return None
+    return True
 
 
 async def _other_router(

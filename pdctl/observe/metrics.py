@@ -50,9 +50,14 @@ class Samples:
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
         """Values summed by one label."""
+        return self.by_labels(name, (label,))
+
+    def by_labels(self, name: str, labels: Iterable[str]) -> dict[str, float]:
+        """Values summed by several labels, with a space between them."""
         sums: dict[str, float] = {}
+        wanted = tuple(labels)
         for sample in self.by_name.get(name) or self.by_name.get(f"{name}_total") or ():
-            key = sample.labels.get(label, "")
+            key = " ".join(sample.labels.get(label, "") for label in wanted)
             sums[key] = sums.get(key, 0.0) + sample.value
         return sums
 
@@ -106,6 +111,8 @@ def router_metrics(samples: Samples) -> RouterMetrics:
     """Pick the router's values out of a scrape."""
     return RouterMetrics(
         turns=samples.by_label(names.ROUTER_TURNS, "outcome"),
+        reasons=samples.by_labels(names.ROUTER_TURNS, ("outcome", "reason")),
+        retries=samples.by_label(names.ROUTER_RETRIES, "cause"),
         reused_tokens=_whole(samples.total(names.ROUTER_REUSED_TOKENS)),
         prompt_tokens=_whole(samples.total(names.ROUTER_PROMPT_TOKENS)),
         retained_tokens=_whole(samples.total(names.ROUTER_RETAINED_TOKENS)),

@@ -11,9 +11,9 @@ from pdctl.state.model import ProcessRecord
 def differences(record: ProcessRecord, spec: ProcessSpec) -> tuple[str, ...]:
     """Lines such as `--max-num-seqs: 8 → 16`; empty when the process is as configured."""
     return (
-        *_changes(by_option(record.argv), by_option(spec.command.masked_argv())),
-        *_changes(record.env, spec.command.masked_environ()),
-        *_changes({"working directory": record.cwd}, {"working directory": spec.command.cwd}),
+        *changes(by_option(record.argv), by_option(spec.command.masked_argv())),
+        *changes(record.env, spec.command.masked_environ()),
+        *changes({"working directory": record.cwd}, {"working directory": spec.command.cwd}),
     )
 
 
@@ -58,7 +58,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
     yield path, value if isinstance(value, str) else json.dumps(value)
 
 
-def _changes(old: Mapping[str, str | None], new: Mapping[str, str | None]) -> Iterator[str]:
+def changes(old: Mapping[str, str | None], new: Mapping[str, str | None]) -> Iterator[str]:
+    """Lines such as `--max-num-seqs: 8 → 16`, one for each name that is not the same in both."""
     for name in dict.fromkeys((*old, *new)):
         if name not in new:
             yield f"{name}: {old[name]} → not given" if old[name] else f"{name}: no longer given"

@@ -103,6 +103,10 @@ class Pair:
         """Whether that very process runs; one that has ended and waits for its parent does not."""
         return self._pairs.runs(record)
 
+    def environment(self) -> contextlib.AbstractContextManager[None]:
+        """The state directory in which this pair is recorded."""
+        return self._pairs.environment()
+
     @property
     def prefill(self) -> str:
         """URL of the prefill server; the same after a restart."""

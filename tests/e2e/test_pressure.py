@@ -26,17 +26,16 @@ NEW_TOKENS = 300
 ANSWER = 12
 CLIENTS = 2
 
-pytestmark = pytest.mark.engines(
-    Setup(
-        "small-decode",
-        config={
-            "decode.num_gpu_blocks_override": BLOCKS,
-            "model.max_model_len": 4096,
-            # What stays has to stay on decode.
-            "prefill.prefix_caching": False,
-        },
-    )
+SMALL = Setup(
+    "small-decode",
+    config={
+        "decode.num_gpu_blocks_override": BLOCKS,
+        "model.max_model_len": 4096,
+        # What stays has to stay on decode.
+        "prefill.prefix_caching": False,
+    },
 )
+pytestmark = pytest.mark.engines(SMALL)
 
 short = pytest.param(40, id="short")
 long = pytest.param(200, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)])

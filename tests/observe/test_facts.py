@@ -26,6 +26,7 @@ async def test_everything_that_answers() -> None:
         kv_usage=0.0,
         waiting=0,
         running=0,
+        finished=0,
         nixl_bytes=0,
         nixl_transfers=1,
         external_tokens=0,

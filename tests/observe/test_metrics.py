@@ -100,6 +100,7 @@ def test_the_routers_values() -> None:
             'pdctl_router_turns_total{outcome="HIT",reason=""} 3',
             'pdctl_router_turns_total{outcome="MISS",reason="first_turn"} 2',
             'pdctl_router_turns_total{outcome="MISS",reason="expired"} 1',
+            'pdctl_router_retries_total{cause="reuse_status"} 1',
             "pdctl_router_reused_tokens_total 900",
             "pdctl_router_prompt_tokens_total 1000",
             'pdctl_router_handles{decode="a"} 2',
@@ -110,6 +111,8 @@ def test_the_routers_values() -> None:
     )
     assert router_metrics(parse_samples(text)) == RouterMetrics(
         turns={"HIT": 3.0, "MISS": 3.0},
+        reasons={"HIT ": 3.0, "MISS first_turn": 2.0, "MISS expired": 1.0},
+        retries={"reuse_status": 1.0},
         reused_tokens=900,
         prompt_tokens=1000,
         handles=3,

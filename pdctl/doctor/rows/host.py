@@ -31,6 +31,8 @@ _EFA_SYSTEMS = ("ubuntu 22.04", "ubuntu 24.04")  # that NIXL over EFA is documen
 
 
 def _reach(facts: PairFacts, target: str) -> Verdict:
+    if why := facts.not_asked.get(target):
+        return skipped(why)
     host = find(facts, target)
     if host.error is not None:
         return failed(host.error)
@@ -50,6 +52,8 @@ def _system(host: HostFacts, want: HostWant, system: SystemFacts) -> Verdict:
 
 
 def _disk(host: HostFacts, want: HostWant, disks: tuple[DiskFacts, ...]) -> Verdict:
+    if not want.paths:
+        return skipped("no configuration names a folder")
     bad: list[str] = []
     odd: list[str] = []
     seen: list[str] = []
@@ -169,7 +173,7 @@ def _ahead(offset: float) -> str:
 
 def _ports(host: HostFacts, want: HostWant, ports: tuple[PortFacts, ...]) -> Verdict:
     if not ports:
-        return skipped("all ports are chosen by pdctl at `up`")
+        return skipped("no port is fixed: pdctl chooses them at `up`")
     bad: list[str] = []
     unclear: list[str] = []
     fine: list[str] = []
@@ -205,9 +209,15 @@ def _peers(facts: PairFacts, target: str) -> Verdict:
     if host.peers is None or not host.peers:
         return skipped(host.problems.get("peers") or "no process that it talks to was started")
     dead = {engine.name for engine in facts.engines if engine.error is not None}
-    asked = [peer for peer in host.peers if peer.peer.process not in dead]
+    # What the engine's own check tells, which asks more of a side channel, is not told twice.
+    told = {(each.engine, "side channel") for each in facts.side_channels if each.source == target}
+    asked = [
+        peer
+        for peer in host.peers
+        if peer.peer.process not in dead and (peer.peer.process, peer.peer.kind) not in told
+    ]
     if not asked:
-        return skipped("the engines that it talks to do not answer at all")
+        return skipped("the engines that it talks to are told of by their own checks")
     closed = [peer for peer in asked if peer.reach != "open"]
     if closed:
         return failed(*map(_not_reached, closed), fix=_REACH_FIXES[closed[0].reach])

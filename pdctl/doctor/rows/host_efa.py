@@ -20,7 +20,7 @@ _FIRST_INSTALLER = "1.32.0"  # brings libfabric 1.21.0
 
 _ATTACH = Fix(
     "launch the instance with EFA interfaces, or stop it, attach them and start it: they cannot be "
-    "attached while it runs"
+    "attached while it runs. Right after a boot they may take a minute to appear"
 )
 
 

@@ -32,12 +32,14 @@ class Source:
         paths: `-` is standard input.
         role: when it is known.
         problems: what could not be read to its end.
+        data: what it holds, where somebody has read it already; then there are no paths.
     """
 
     name: str
     paths: Sequence[str]
     role: str | None = None
     problems: list[str] = field(default_factory=list)
+    data: bytes | None = field(default=None, repr=False)
 
 
 def source_of(path: str) -> Source:
@@ -99,6 +101,9 @@ def _in_order(found: Iterator[Event]) -> Iterator[tuple[float, Event]]:
 
 def _events(source: Source, scanner: Scanner, keep: Keep | None) -> Iterator[Event]:
     stream: Stream | None = None
+    if source.data is not None:
+        stream = Stream(source.name, scanner, Clock(time.time()), role=source.role, keep=keep)
+        yield from stream.feed(source.data, last=True)
     for path in source.paths:
         if stream is None:
             stream = Stream(source.name, scanner, _clock_of(path), role=source.role, keep=keep)
