@@ -146,6 +146,7 @@ def _look(
     servers = any(check.scope not in ("config", "host", "aws") for check in wanted)
     look = Look(
         offline=offline or not servers,
+        aws=not offline and any(check.scope == "aws" for check in wanted),
         proof=proof and any(check.id.startswith("runtime.") for check in wanted),
         window_s=window,
     )

@@ -10,10 +10,11 @@ from pdctl.base.hostfacts import HostWant
 from pdctl.base.keyfile import key_lines
 from pdctl.base.process import ROLES, ProcessSpec
 from pdctl.config.load import Loaded
-from pdctl.config.model import Config, ExternalTarget, LocalTarget
+from pdctl.config.model import Config, Ec2Target, ExternalTarget, LocalTarget
 from pdctl.deploy.local import read_secrets
 from pdctl.engine import choices
 from pdctl.engine.models import tiny_model_dir
+from pdctl.observe.aws import want_of
 from pdctl.observe.endpoints import Endpoint, Endpoints, first_key
 from pdctl.observe.examine import ROUTER, Case, Model
 from pdctl.observe.host import wants_of
@@ -80,6 +81,8 @@ def case_of(loaded: Loaded, hosts: Mapping[str, Host]) -> Case:
         specs={spec.name: spec for spec in deployment.processes},
         model=None if external else _model(config, place, hosts),
         store=None if config.router.store == "memory" else config.router.store,
+        aws=want_of(config),
+        aws_profile=config.target.profile if isinstance(config.target, Ec2Target) else None,
     )
 
 

@@ -7,7 +7,7 @@ from pdctl.base.durations import format_duration
 from pdctl.base.facts import PairFacts
 from pdctl.base.instances import rdma_read, readers
 from pdctl.doctor.rows import aws_network
-from pdctl.doctor.rows.aws_view import NONE_YET, NOT_EC2, of_aws, of_efa, of_engines
+from pdctl.doctor.rows.aws_view import NONE_YET, not_asked, of_aws, of_efa, of_engines
 from pdctl.doctor.table import Check, Fix, Verdict, failed, passed, skipped, warned
 from pdctl.observe.aws import quota_of
 
@@ -24,7 +24,7 @@ _LOGIN = Fix(
 def _access(facts: PairFacts, _: str) -> Verdict:
     aws = facts.aws
     if aws is None:
-        return skipped(NOT_EC2)
+        return skipped(not_asked(facts))
     if aws.error is not None:
         return failed(aws.error)
     return passed(f"EC2 in {aws.want.region} answers")

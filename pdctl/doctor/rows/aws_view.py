@@ -21,13 +21,18 @@ def of_aws(judge: AwsJudge, *parts: str) -> Judge:
     def judged(facts: PairFacts, _: str) -> Verdict:
         aws = facts.aws
         if aws is None:
-            return skipped(NOT_EC2)
+            return skipped(not_asked(facts))
         for part in parts:
             if getattr(aws, part) is None:
                 return skipped(aws.problems.get(part) or f"EC2 was not asked about its {part}")
         return judge(aws, facts)
 
     return judged
+
+
+def not_asked(facts: PairFacts) -> str:
+    """Why there is nothing of AWS."""
+    return facts.not_asked.get("aws", NOT_EC2)
 
 
 def of_efa(judge: AwsJudge, *parts: str) -> Judge:

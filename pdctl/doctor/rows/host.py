@@ -52,12 +52,15 @@ def _system(host: HostFacts, want: HostWant, system: SystemFacts) -> Verdict:
 
 
 def _disk(host: HostFacts, want: HostWant, disks: tuple[DiskFacts, ...]) -> Verdict:
+    if not want.paths:
+        return skipped("no configuration names a folder")
     bad: list[str] = []
     odd: list[str] = []
     seen: list[str] = []
     for path, disk in zip(want.paths, disks, strict=False):
         needed = 0 if disk.done else path.needed
-        line = f"{path.use}: {gib(disk.free)} free at {disk.at}, needed {gib(needed)}"
+        wanted = "nothing more is needed" if disk.done else f"needed {gib(needed)}"
+        line = f"{path.use}: {gib(disk.free)} free at {disk.at}, {wanted}"
         if disk.error or disk.free is None:
             odd.append(f"{path.use}: {path.path}: {disk.error or 'its space is not known'}")
         elif disk.free < needed:
@@ -171,7 +174,7 @@ def _ahead(offset: float) -> str:
 
 def _ports(host: HostFacts, want: HostWant, ports: tuple[PortFacts, ...]) -> Verdict:
     if not ports:
-        return skipped("all ports are chosen by pdctl at `up`")
+        return skipped("no port is fixed: pdctl chooses them at `up`")
     bad: list[str] = []
     unclear: list[str] = []
     fine: list[str] = []

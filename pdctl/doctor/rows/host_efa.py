@@ -20,7 +20,7 @@ _FIRST_INSTALLER = "1.32.0"  # brings libfabric 1.21.0
 
 _ATTACH = Fix(
     "launch the instance with EFA interfaces, or stop it, attach them and start it: they cannot be "
-    "attached while it runs"
+    "attached while it runs. Right after a boot they may take a minute to appear"
 )
 
 
@@ -233,6 +233,7 @@ CHECKS: tuple[Check, ...] = (
         meaning="Without FI_PROVIDER=efa NIXL quietly takes TCP where EFA fails; "
         "FI_EFA_USE_DEVICE_RDMA is right when it is not set.",
         fix=Fix("take FI_EFA_USE_DEVICE_RDMA out of `model.env`", ("pdctl up",)),
+        needs=("host.reach",),
     ),
 )
 """In the order in which one builds on the other."""

@@ -116,6 +116,7 @@ def _software(hosts: list[HostFacts]) -> dict[str, dict[str, str | None]]:
     return {
         "vLLM": {h.name: h.nixl.vllm if h.nixl else None for h in hosts},
         "NIXL": {h.name: h.nixl.nixl if h.nixl else None for h in hosts},
+        "UCX": {h.name: h.nixl.ucx if h.nixl else None for h in hosts},
         "torch": {h.name: h.nixl.torch if h.nixl else None for h in hosts},
         "the engine's Python": {h.name: _minor(h.nixl.python if h.nixl else None) for h in hosts},
         "libfabric": {h.name: h.fabric[0].version if h.fabric else None for h in hosts},
