@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pdctl.base.configfacts import ConfigFacts, ConfigProblem, RoleSettings, Settings
+from pdctl.base.configfacts import (
+    KEY_FILES,
+    STATE,
+    ConfigFacts,
+    ConfigProblem,
+    RoleSettings,
+    Settings,
+)
 from pdctl.base.facts import (
     EngineMetrics,
     HostFacts,
@@ -269,6 +276,8 @@ BAD: Mapping[str, Change] = {
     "config.backends": problem("kv.backends", "NIXL's LIBFABRIC plugin needs CUDA"),
     "config.parallel": settings(decode=RoleSettings("kv_consumer", tensor_parallel=3)),
     "config.equal": problem("decode.extra_args[0]", "`--tokenizer` belongs in `model.extra_args`"),
+    "config.key_files": problem(KEY_FILES, "`router.api_keys_file` cannot be read"),
+    "config.state": problem(STATE, "the state file of `x` is damaged"),
     "config.valid": problem("target.zones[0]", "zone `x` is not in `us-west-2`"),
     "config.bidirectional": settings(bidirectional=False),
     "config.prefix_caching": settings(decode=RoleSettings("kv_consumer", prefix_caching=False)),
