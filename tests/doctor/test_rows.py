@@ -137,6 +137,15 @@ def test_one_dead_host_is_one_failure_and_the_rest_names_it() -> None:
     assert {f.status for f in waiting} == {"skip"}
 
 
+def test_a_router_on_a_dead_host_is_no_second_failure() -> None:
+    dead = replace(GOOD, hosts=(HostFacts("a", "no answer"), HostFacts("b")))
+    facts = router(error="no answer")(dead)
+    assert [f.id for f in run_checks(facts, CHECKS) if f.status == "fail"] == ["host.reach"]
+    assert worst(facts, "router.reach").evidence == ("needs host.reach on a",)
+    elsewhere = router(error="no answer", host="")(dead)
+    assert worst(elsewhere, "router.reach").status == "fail"
+
+
 # --- what single checks say --------------------------------------------------------------------
 
 
