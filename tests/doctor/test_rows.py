@@ -180,6 +180,13 @@ def test_a_read_that_failed_before_decode_was_started_again_is_not_its_fault() -
     assert "runtime.transfers" not in bad(cases.RESTARTED(GOOD))
 
 
+def test_a_restart_that_the_router_noticed_is_worth_knowing_and_no_more() -> None:
+    facts = logs(logged("router.engine.restarted", "router-0"))(GOOD)
+    finding = worst(facts, "runtime.restarted")
+    assert (finding.status, finding.severity) == ("warn", "note")
+    assert bad(facts) == ["runtime.restarted"]
+
+
 def test_what_runs_shows_a_restart_by_the_engines_own_word() -> None:
     evidence = worst(cases.RESTARTED(GOOD), "runtime.restarted").evidence
     assert "decode-0 was started again at" in evidence[0]
