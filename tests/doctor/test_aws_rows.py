@@ -187,6 +187,44 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "there is no i-9",
     ),
     (
+        "aws.instances",
+        lambda: aws(instances=_hosts()[:1], interfaces=nics("i-1")),
+        "warn",
+        "0 of 1 hosts of decode exist",
+    ),
+    (
+        "aws.instances",
+        lambda: aws(problems={"instances": "InvalidInstanceID.NotFound: no i-9"}, instances=None),
+        "fail",
+        "InvalidInstanceID.NotFound",
+    ),
+    (
+        "aws.type.efa",
+        lambda: before_up(types=None, problems={"types": "InvalidInstanceType: p9"}),
+        "fail",
+        "InvalidInstanceType: p9",
+    ),
+    (
+        "aws.security_group",
+        lambda: before_up(
+            replace(WANT, security_group="sg-9"),
+            groups=None,
+            problems={"groups": "InvalidGroup.NotFound: sg-9"},
+        ),
+        "fail",
+        "InvalidGroup.NotFound",
+    ),
+    (
+        "aws.subnet",
+        lambda: aws(
+            replace(WANT, subnet="subnet-9"),
+            problems={"subnets": "InvalidSubnetID.NotFound: subnet-9"},
+            subnets=None,
+        ),
+        "fail",
+        "InvalidSubnetID.NotFound",
+    ),
+    (
         "aws.zone",
         lambda: aws(instances=_hosts(Placement={"AvailabilityZone": "us-west-2a"})),
         "fail",

@@ -244,7 +244,12 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "warn",
         "EFA installer 1.29.1, expected 1.32.0 or newer",
     ),
-    ("host.libfabric.version", lambda: p5en(fabric=[]), "fail", "there is no fi_info"),
+    (
+        "host.libfabric.version",
+        lambda: p5en(fabric=[], nixl=_nixl("NIXL_ERR_NOT_FOUND")),
+        "fail",
+        "there is no fi_info",
+    ),
     # The distribution's own, as Debian 12 has it.
     (
         "host.libfabric.version",
@@ -252,7 +257,12 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "fail",
         "/usr/bin/fi_info: libfabric 1.17.0, expected 1.21.0 or newer",
     ),
-    ("host.libfabric.version", lambda: p5en(fabric=TWO_LIBFABRICS), "warn", "libfabric 1.17.0"),
+    (
+        "host.libfabric.version",
+        lambda: p5en(fabric=TWO_LIBFABRICS, nixl=_nixl("NIXL_ERR_NOT_FOUND")),
+        "warn",
+        "libfabric 1.17.0",
+    ),
     (
         "host.libfabric.version",
         lambda: p5en(
@@ -413,6 +423,32 @@ def _needs(check: str) -> tuple[str, ...]:
 def test_every_check_is_broken_once() -> None:
     other = {"host.software.equal"}  # of a pair; below
     assert {check for check, _, _, _ in BROKEN} | other == {check.id for check in CHECKS}
+
+
+def test_what_nixl_loaded_counts_more_than_what_lies_around() -> None:
+    """A container without fi_info, and a host with the distribution's libfabric besides."""
+    for tools in ([], TWO_LIBFABRICS):
+        found = verdict("host.libfabric.version", p5en(fabric=tools))
+        assert found.status == "pass"
+        assert found.evidence[-1] == (
+            "NIXL is loaded with /opt/amazon/efa/lib/libfabric.so.1.32.0 (2.6)"
+        )
+
+
+def test_fewer_devices_degrade_and_none_blocks() -> None:
+    few = {f.id: f for f in run_checks(pair(p5en(efa={"devices": [rdma(P5EN[0])]})), CHECKS)}
+    assert few["host.efa.devices"].severity == "degrade"
+    none = {f.id: f for f in run_checks(pair(p5en(efa={"devices": []})), CHECKS)}
+    assert none["host.efa.devices"].severity == "block"
+
+
+def test_a_host_without_python_is_told_how_to_get_one() -> None:
+    host = HostFacts(
+        "a", error="there is no python3 of 3.9 or newer on it, with which it is looked at"
+    )
+    found = verdict("host.reach", host)
+    assert found.fix is not None
+    assert found.fix.commands == ("sudo apt-get install -y python3",)
 
 
 def test_own_ports_are_not_in_the_way() -> None:

@@ -89,7 +89,11 @@ def _running(aws: AwsFacts, _: PairFacts) -> Verdict:
         missing = [id for each in aws.want.roles for id in each.ids]
         return failed(f"there is no {', '.join(missing)}") if missing else skipped(NONE_YET)
     bad: list[str] = []
-    odd: list[str] = []
+    odd = [
+        f"{found} of {each.count} hosts of {each.role} exist"
+        for each in aws.want.roles
+        if (found := sum(i.role == each.role for i in aws.instances)) < each.count
+    ]
     for each in aws.instances:
         bad += [f"{each.name} ({each.id}): {text}" for text in _unwell(each)]
         odd += [f"{each.name} ({each.id}): event {event} is scheduled" for event in each.events]
@@ -282,7 +286,7 @@ CHECKS: tuple[Check, ...] = (
         title="the engines' instance type has EFA",
         scope="aws",
         severity="block",
-        judge=of_efa(_efa, "types"),
+        judge=of_efa(_efa, "types", named="types"),
         meaning="NIXL's LIBFABRIC backend has nothing to work with.",
         fix=Fix("set `target.instance_type` to one of: " + ", ".join(readers())),
         needs=("aws.access",),
@@ -313,7 +317,7 @@ CHECKS: tuple[Check, ...] = (
         title="the instances run, and EC2's status checks are ok",
         scope="aws",
         severity="block",
-        judge=of_aws(_running, "instances"),
+        judge=of_aws(_running, "instances", named="instances"),
         meaning="A host that does not run serves nothing; one with a failed check or a scheduled "
         "event may go away.",
         fix=Fix("start it, or make another one", ("pdctl up",)),

@@ -35,7 +35,8 @@ def _self_rules(aws: AwsFacts, _: PairFacts) -> Verdict:
     if not aws.engines and aws.want.security_group is None:
         return skipped("the group is made with the instances, which do not exist yet")
     if aws.groups is None:
-        return skipped(aws.problems.get("groups") or "EC2 was not asked about security groups")
+        problem = aws.problems.get("groups") or "EC2 was not asked about security groups"
+        return failed(problem) if problem.startswith("Invalid") else skipped(problem)
     groups = {group.id: group for group in aws.groups}
     if not aws.engines:
         return _configured_group(aws.want.security_group or "", aws, groups)
@@ -123,7 +124,9 @@ def _interfaces(aws: AwsFacts, _: PairFacts) -> Verdict:
         (bad if count == 0 else few if count < most else fine).append(line)
     if bad:
         return failed(*bad, *few, fix=_lay_out(aws))
-    return warned(*few, fix=_lay_out(aws)) if few else passed(*fine)
+    if few:
+        return warned(*few, fix=_lay_out(aws), severity="degrade")
+    return passed(*fine)
 
 
 def _lay_out(aws: AwsFacts) -> Fix:
@@ -285,7 +288,7 @@ CHECKS: tuple[Check, ...] = (
         title="the configured subnet is there, in the right place, and has room",
         scope="aws",
         severity="block",
-        judge=of_aws(_subnet, "subnets"),
+        judge=of_aws(_subnet, "subnets", named="subnets"),
         meaning="`pdctl up` cannot make the instances.",
         fix=Fix("choose a subnet in the zone of the hosts (`target.network.subnet`)"),
         needs=("aws.access",),

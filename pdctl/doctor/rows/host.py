@@ -18,6 +18,7 @@ from pdctl.base.hostfacts import (
 from pdctl.doctor.rows import host_efa, host_gpu, host_nixl
 from pdctl.doctor.rows.host_view import GIB, find, gib, of_efa_part, of_part
 from pdctl.doctor.table import Check, Fix, Verdict, failed, passed, skipped, warned
+from pdctl.observe.host.read import NO_PYTHON
 
 _MEMLOCK = 16 * GIB  # less than this is known to be too little for EFA
 _HUGE_PAGES = 5128  # of 2 MiB: what AWS's own EFA nodes set aside
@@ -35,11 +36,14 @@ def _reach(facts: PairFacts, target: str) -> Verdict:
         return skipped(why)
     host = find(facts, target)
     if host.error is not None:
-        return failed(host.error)
+        return failed(host.error, fix=_PYTHON if NO_PYTHON in host.error else None)
     if host.want is None:
         return passed("it was not looked at")
     took = "" if host.seconds is None else f", looked at in {host.seconds:.1f} s"
     return passed(f"it answers{took}")
+
+
+_PYTHON = Fix("install Python, which is all that is needed", ("sudo apt-get install -y python3",))
 
 
 def _system(host: HostFacts, want: HostWant, system: SystemFacts) -> Verdict:
