@@ -141,6 +141,7 @@ ROUTER = RouterFacts(
     metrics=RouterMetrics(reasons={"HIT continued": 3, "MISS first_turn": 1}, reused_tokens=900),
     share=1.0,
     open=False,
+    host="a",
 )
 GOOD = PairFacts(
     name="demo",

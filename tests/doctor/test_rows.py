@@ -137,6 +137,15 @@ def test_one_dead_host_is_one_failure_and_the_rest_names_it() -> None:
     assert {f.status for f in waiting} == {"skip"}
 
 
+def test_a_router_on_a_dead_host_is_no_second_failure() -> None:
+    dead = replace(GOOD, hosts=(HostFacts("a", "no answer"), HostFacts("b")))
+    facts = router(error="no answer")(dead)
+    assert [f.id for f in run_checks(facts, CHECKS) if f.status == "fail"] == ["host.reach"]
+    assert worst(facts, "router.reach").evidence == ("needs host.reach on a",)
+    elsewhere = router(error="no answer", host="")(dead)
+    assert worst(elsewhere, "router.reach").status == "fail"
+
+
 # --- what single checks say --------------------------------------------------------------------
 
 
@@ -169,6 +178,13 @@ def test_a_read_that_failed_before_decode_was_started_again_is_not_its_fault() -
     assert worst(facts, "runtime.restarted").status == "pass"
     assert worst(facts, "runtime.transfers").status == "fail"
     assert "runtime.transfers" not in bad(cases.RESTARTED(GOOD))
+
+
+def test_a_restart_that_the_router_noticed_is_worth_knowing_and_no_more() -> None:
+    facts = logs(logged("router.engine.restarted", "router-0"))(GOOD)
+    finding = worst(facts, "runtime.restarted")
+    assert (finding.status, finding.severity) == ("warn", "note")
+    assert bad(facts) == ["runtime.restarted"]
 
 
 def test_what_runs_shows_a_restart_by_the_engines_own_word() -> None:

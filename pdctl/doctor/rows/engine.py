@@ -399,9 +399,9 @@ def _checks() -> Iterator[Check]:
         meaning="Every finished turn keeps its blocks until the TTL ends. When those fill the "
         "engine, new requests wait for it.",
         fix=Fix(
-            "use pdctl's router, which gives back what is worth least; or lower `kv.decoder_ttl`, "
-            "or give decode more KV memory",
-            ("pdctl reuse off", "pdctl reuse on"),
+            "`pdctl reuse off` gives back at once what pdctl's router keeps there; for good, lower "
+            "`kv.decoder_ttl`, give decode more KV memory, or use a router that gives back",
+            ("pdctl reuse off",),
         ),
         needs=("engine.health",),
     )
