@@ -124,6 +124,12 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "Stale file handle",
     ),
     (
+        "host.disk",
+        lambda: p5en(disks=[{"path": "/opt", "at": "/opt", "free": 2**40, "error": "odd"}]),
+        "warn",
+        "odd",
+    ),
+    (
         "host.memory",
         lambda: laptop(memory={"cgroup": [{"limit": "2147483648", "used": "1"}]}),
         "fail",
