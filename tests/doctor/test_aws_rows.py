@@ -311,7 +311,6 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "warn",
         "prefill-0: subnet-1 has its default route to igw-1, no public address",
     ),
-    ("aws.internet", lambda: aws(routes=[]), "warn", "its default route to nowhere"),
     (
         "aws.subnet",
         lambda: aws(replace(WANT, subnet="subnet-1", zones=("us-west-2a",))),
@@ -494,6 +493,14 @@ def test_an_elastic_address_is_enough() -> None:
     found = judged(aws(replace(WANT, access="elastic-ip"), instances=hosts, routes=IGW))
     assert found["aws.address"].status == "pass"
     assert found["aws.internet"].status == "pass"
+
+
+def test_a_subnet_that_is_closed_on_purpose_is_no_fault() -> None:
+    found = judged(aws(routes=[]))["aws.internet"]
+    assert (found.status, found.evidence) == (
+        "skip",
+        ("subnet-1 has no default route: a mirror or VPC endpoints must stand in",),
+    )
 
 
 def test_ucx_hosts_are_not_asked_for_efa() -> None:
