@@ -207,6 +207,15 @@ def test_a_flag_is_read_from_the_log_where_no_process_shows_it() -> None:
     assert worst(skipped, "engine.bidirectional").status == "skip"
 
 
+def test_a_key_that_vllm_would_ignore_is_named_with_what_was_meant() -> None:
+    (said,) = worst(BAD["engine.keys"](GOOD), "engine.keys").evidence
+    assert said.startswith("`remote_pull_threshold` is not a key of any vLLM release; did you mean")
+    old = both(decode(version="0.21.0"), cases.decode_process())(GOOD)
+    assert worst(old, "engine.keys").evidence == (
+        "`decoder_kv_blocks_ttl` is not read by vLLM 0.21.0, though by other releases",
+    )
+
+
 def test_reuse_that_is_off_on_purpose_is_a_warning_and_no_failure() -> None:
     key = "--kv-transfer-config kv_connector_extra_config.bidirectional_kv_xfer"
     off = tuple(
