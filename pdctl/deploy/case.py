@@ -4,16 +4,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pdctl.base.configfacts import ConfigFacts, ConfigProblem
+from pdctl.base.configfacts import KEY_FILES, STATE, ConfigFacts, ConfigProblem
 from pdctl.base.errors import PdctlError
 from pdctl.base.hostfacts import HostWant
 from pdctl.base.keyfile import key_lines
 from pdctl.base.process import ROLES, ProcessSpec
 from pdctl.config.load import Loaded
-from pdctl.config.model import Config, ExternalTarget, LocalTarget
+from pdctl.config.model import Config, Ec2Target, ExternalTarget, LocalTarget
 from pdctl.deploy.local import read_secrets
 from pdctl.engine import choices
 from pdctl.engine.models import tiny_model_dir
+from pdctl.observe.aws import want_of
 from pdctl.observe.endpoints import Endpoint, Endpoints, first_key
 from pdctl.observe.examine import ROUTER, Case, Model
 from pdctl.observe.host import wants_of
@@ -80,6 +81,8 @@ def case_of(loaded: Loaded, hosts: Mapping[str, Host]) -> Case:
         specs={spec.name: spec for spec in deployment.processes},
         model=None if external else _model(config, place, hosts),
         store=None if config.router.store == "memory" else config.router.store,
+        aws=want_of(config),
+        aws_profile=config.target.profile if isinstance(config.target, Ec2Target) else None,
     )
 
 
@@ -87,7 +90,7 @@ def _state(config: Config, facts: ConfigFacts) -> tuple[DeploymentState | None, 
     try:
         return StateStore(config.name).load(), facts
     except PdctlError as error:
-        return None, _with_problem(facts, "", error.message)
+        return None, _with_problem(facts, STATE, error.message)
 
 
 def _secrets(config: Config, facts: ConfigFacts) -> tuple[Secrets, ConfigFacts]:
@@ -95,7 +98,7 @@ def _secrets(config: Config, facts: ConfigFacts) -> tuple[Secrets, ConfigFacts]:
         return read_secrets(config), facts
     except PdctlError as error:
         where = f"{error.message} ({error.where})" if error.where else error.message
-        return Secrets(), _with_problem(facts, "", where)
+        return Secrets(), _with_problem(facts, KEY_FILES, where)
 
 
 def secret_values(config: Config) -> list[str]:

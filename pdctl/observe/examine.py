@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import aiohttp
 
+from pdctl.base.awsfacts import AwsFacts, AwsWant
 from pdctl.base.command import command
 from pdctl.base.configfacts import ConfigFacts
 from pdctl.base.errors import PdctlError
@@ -22,6 +23,7 @@ from pdctl.base.facts import HostFacts, PairFacts, RouterFacts, ServingFacts
 from pdctl.base.hostfacts import HostWant
 from pdctl.base.process import ProcessSpec
 from pdctl.base.runfacts import ProcessFacts, SideChannel, StoreFacts, WeightFacts
+from pdctl.observe.aws import read_aws
 from pdctl.observe.endpoints import Endpoint, Endpoints
 from pdctl.observe.facts import read_engine, read_router, read_switches
 from pdctl.observe.host import read_host
@@ -37,6 +39,8 @@ from pdctl.targets.base import Host
 
 ROUTER = "router"
 """Name of the router among what nobody asked."""
+AWS = "aws"
+"""Name of EC2 among what nobody asked."""
 OFFLINE = "`--offline` asks no server"
 NOT_YET = ("", "not probed yet", "probe did not finish")
 """What the router says of a pair of which it knows nothing yet."""
@@ -68,6 +72,7 @@ class Case:
         specs: processes as the configuration renders them now, by name.
         model: None where its files are not on hosts that pdctl reaches.
         store: URL of where routers share handles, password and all; None for none.
+        aws: what is asked of EC2, as which profile; None for another target.
     """
 
     name: str
@@ -81,6 +86,8 @@ class Case:
     specs: Mapping[str, ProcessSpec] = field(default_factory=dict)
     model: Model | None = None
     store: str | None = field(default=None, repr=False)
+    aws: AwsWant | None = None
+    aws_profile: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,7 @@ class Look:
 
     Attributes:
         offline: ask no server and run no proof.
+        aws: ask EC2, where the target is EC2.
         proof: run the two-turn proof.
         connect_s: within this a host or a server answers, or it counts as dead.
         host_s: the longest that looking at a host that answers takes.
@@ -99,6 +107,7 @@ class Look:
     """
 
     offline: bool = False
+    aws: bool = True
     proof: bool = True
     connect_s: float = 10.0
     host_s: float = 90.0
@@ -122,16 +131,20 @@ async def examine_async(
     look = look or Look()
     if look.offline:
         case = _without_servers(case)
+    if case.aws is not None and not look.aws:
+        case = replace(case, not_asked={**case.not_asked, AWS: OFFLINE})
     facts = PairFacts(
         name=case.name, taken_at=time.time(), config=case.config, not_asked=case.not_asked
     )
     watch = _Hosts(case, look)
     listen(StepProgress("doctor-look", _telling(case, look)))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        served, looked = await asyncio.gather(
-            _servers(session, case, look), asyncio.to_thread(watch.results)
+        served, looked, aws = await asyncio.gather(
+            _servers(session, case, look),
+            asyncio.to_thread(watch.results),
+            asyncio.to_thread(_aws, case, look),
         )
-    facts = replace(facts, **served)  # type: ignore[arg-type]
+    facts = replace(facts, aws=aws, **served)  # type: ignore[arg-type]
     facts = _with_hosts(facts, case, looked)
     held = tuple(log for each in looked.values() for log in each.logs)
     facts = await asyncio.to_thread(_with_logs, facts, held, look)
@@ -149,6 +162,13 @@ def _without_servers(case: Case) -> Case:
 def _telling(case: Case, look: Look) -> str:
     hosts = f"{len(case.hosts)} host{'' if len(case.hosts) == 1 else 's'}"
     return f"looking at {hosts}" + ("" if look.offline else " and asking the servers")
+
+
+def _aws(case: Case, look: Look) -> AwsFacts | None:
+    """What EC2 says; None where it is not asked, which `not_asked` explains."""
+    if case.aws is None or not look.aws:
+        return None
+    return read_aws(case.aws, case.aws_profile)
 
 
 # --- servers ---------------------------------------------------------------------------------

@@ -3,15 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from typing import Any, assert_never, cast
+from typing import Any, assert_never
 
 import orjson
 from aiohttp import web
-from aiohttp.http import StreamWriter
 
 from pdctl.base.explain import REQUEST_ID_HEADER, TURN_HEADER, TurnExplanation
-from pdctl.base.sse import SseSplitter, event_of
+from pdctl.base.sse import SseSplitter
 from pdctl.base.transfer import is_handle
 from pdctl.base.words import one_line
 from pdctl.router import legs
@@ -43,7 +41,8 @@ from pdctl.router.fleet import Engine
 from pdctl.router.giving import Shared, let_go, make_room, note_start, release
 from pdctl.router.handle import Handle
 from pdctl.router.ids import Ids
-from pdctl.router.wire import Passing, Response
+from pdctl.router.relay import StreamRelay
+from pdctl.router.wire import Response
 
 log = logging.getLogger("pdctl.router")
 
@@ -51,76 +50,12 @@ log = logging.getLogger("pdctl.router")
 _ABANDON_S = 30.0
 # A decode leg that does not stream shows no first event; pulling takes far less than this.
 _PULL_GRACE_S = 2.0
-_WORTH_NOTING_S = 0.001
-# Less than what asyncio buffers for a connection before it makes its writer wait.
-_NO_WAIT_BYTES = 2**15
 _SAID = {
     "timeout": "did not answer in time",
     "unreachable": "cannot be reached",
     "status": "gave no valid answer",
     "stream_error": "gave no valid answer",
 }
-
-
-class DecodeBrokeOff(Exception):  # noqa: N818 - a turn of events, not an error of ours
-    """Decode ended in mid-answer; the text says how."""
-
-
-class _Stream(web.StreamResponse):
-    """Its head goes out with its first words, which are there already."""
-
-    _send_headers_immediately = False
-
-    def write_now(self, data: bytes) -> None:
-        """Write to an open connection without waiting for the client, whom the caller minds.
-
-        It does what `write` does for a body without a length and a compressor. For a word at a
-        time, the coroutines and checks on that way cost more than all else that is done with it.
-        """
-        writer = cast(StreamWriter, self._payload_writer)
-        writer.send_headers()
-        assert writer.transport is not None
-        writer.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if writer.chunked else data)
-
-
-class _Silence:
-    """The limit on decode's silence, over all reads of one answer.
-
-    A timer a read would cost as much as the read. So there is one that looks now and then how long
-    the read that is going on has lasted.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._since: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def watch(self, upstream: Response) -> None:
-        """Fail a read of this with a TimeoutError when it lasts too long."""
-        self._upstream = upstream
-        self._timer = self._loop.call_later(self._limit, self._look)
-
-    def begin(self) -> None:
-        """A read begins."""
-        self._since = self._loop.time()
-
-    def pause(self) -> None:
-        """No read is going on, so decode is not to blame."""
-        self._since = None
-
-    def end(self) -> None:
-        """Nothing is read any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look(self) -> None:
-        now = self._loop.time()
-        over = (now if self._since is None else self._since) + self._limit
-        if now < over:
-            self._timer = self._loop.call_at(over, self._look)
-        else:
-            self._upstream.fail(TimeoutError())
 
 
 class Driver:
@@ -149,11 +84,19 @@ class Driver:
         self._answer: dict[str, Any] | None = None
         self._first_events: list[bytes] = []
         self._splitter = SseSplitter()
-        self._cleaner: legs.StreamCleaner | None = None
-        # Seconds that a slow client made us wait.
-        self._blocked = 0.0
-        self.response: web.StreamResponse | None = None
-        self.ttft_s: float | None = None
+        self._stream: StreamRelay | None = None
+        self._whole: web.Response | None = None
+        self._ttft_s: float | None = None
+
+    @property
+    def response(self) -> web.StreamResponse | None:
+        """What the client is being sent, or is to be sent; None before that is known."""
+        return self._whole if self._stream is None else self._stream.response
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from the request to the first word of its answer; None before it."""
+        return self._ttft_s if self._stream is None else self._stream.ttft_s
 
     async def run(self, turn: Turn) -> Report:
         """Perform the turn's actions until it ends.
@@ -171,16 +114,10 @@ class Driver:
 
     async def out_of_time(self) -> web.StreamResponse | None:
         """End an answer that took too long; None when none has begun."""
-        response = self.response
-        if response is None or isinstance(response, web.Response):
+        if self._stream is None or self._stream.response is None:
             return None
-        event = self._error_event("The answer took longer than the router allows", "timeout", 504)
-        await self._write(response, event)
-        await response.write_eof()
-        return response
-
-    def _error_event(self, message: str, kind: str, code: int) -> bytes:
-        return event_of(legs.error_body(message, kind, code, self._request_id))
+        await self._stream.end_late()
+        return self._stream.response
 
     async def _run(self, turn: Turn) -> Report:
         action = next(turn)
@@ -210,12 +147,7 @@ class Driver:
 
     def _after_leaving(self, action: Action) -> Relayed | None:
         """What the core still has to hear when the client left during `action`."""
-        if not isinstance(action, Relay) or self._cleaner is None:
-            return None
-        if self._upstream is not None:
-            # Decode may have finished, and the end of its answer be here, unread.
-            self._cleaner.feed_some(self._upstream.take())
-        return Relayed(self._cleaner.harvest, self._blocked) if self._cleaner.harvest.kv else None
+        return self._stream.left() if isinstance(action, Relay) and self._stream else None
 
     async def _rest(self, turn: Turn, action: Action) -> Action:
         """Perform what follows an answer, up to its end, which may be sent then."""
@@ -431,154 +363,31 @@ class Driver:
         headers = self._response_headers(action.report)
         if self._answer is not None:
             harvest = legs.clean_answer(self._answer, action.wants, action.cached_tokens)
-            self.response = web.Response(
+            self._whole = web.Response(
                 body=orjson.dumps(self._answer), headers=headers, content_type="application/json"
             )
-            self.ttft_s = time.monotonic() - self._arrived
+            self._ttft_s = time.monotonic() - self._arrived
             return Relayed(harvest)
-        self._cleaner = legs.StreamCleaner(
-            action.wants, action.cached_tokens, hold_end=action.hold_end, splitter=self._splitter
-        )
-        return await self._relay_stream(headers)
-
-    async def _relay_stream(self, headers: dict[str, str]) -> Relayed:
         assert self._upstream is not None
-        assert self._cleaner is not None
-        cleaner = self._cleaner
-        first = cleaner.feed_all(self._first_events) + cleaner.feed_some(b"")
         headers["Content-Type"] = self._upstream.headers.get("content-type", "text/event-stream")
-        response = _Stream(status=self._upstream.status, headers=headers)
-        await response.prepare(self._request)
-        self.response = response
-        silence = _Silence(self._shared.limits.idle)
-        try:
-            await self._send(response, first)
-            passing = self._passing(response, cleaner, silence)
-            async for out in self._cleaned(cleaner, silence, passing):
-                await self._send(response, out)
-            if not cleaner.harvest.over:
-                raise DecodeBrokeOff("closed the connection")
-        except DecodeBrokeOff as broke:
-            log.warning("[%s] decode %s in mid-answer", self._request_id, broke)
-            event = self._error_event(
-                f"The decode engine {broke} before the answer was complete",
-                "decode_interrupted",
-                502,
-            )
-            # Behind the end of the answer, if that is being held back.
-            if out := cleaner.feed(event):
-                await self._write(response, out)
-        finally:
-            silence.end()
-        return Relayed(cleaner.harvest, self._blocked)
-
-    async def _send(self, response: web.StreamResponse, out: bytes) -> None:
-        """Send what was cleaned."""
-        assert self._cleaner is not None
-        if not out:
-            return
-        self._note_first(self._cleaner)
-        await self._write(response, out)
-
-    def _note_first(self, cleaner: legs.StreamCleaner) -> None:
-        if self.ttft_s is None and cleaner.harvest.content_seen:
-            self.ttft_s = time.monotonic() - self._arrived
-
-    def _passing(
-        self, response: _Stream, cleaner: legs.StreamCleaner, silence: "_Silence"
-    ) -> tuple[Passing, Passing]:
-        """Pass pieces from decode to the client as they come, while the client has room.
-
-        Returns one for pieces of the body, and one for a chunk as it came.
-        """
-        transport = self._request.transport
-
-        def has_room(size: int) -> bool:
-            if transport is None or transport.is_closing():
-                return False
-            return transport.get_write_buffer_size() + size < _NO_WAIT_BYTES
-
-        def take(piece: bytes) -> bool:
-            if not has_room(len(piece)):
-                return False
-            silence.begin()
-            if out := cleaner.feed_some(piece):
-                self._note_first(cleaner)
-                response.write_now(out)
-            return True
-
-        def take_chunk(chunk: bytes) -> bool:
-            if not has_room(len(chunk)) or not (out := cleaner.feed_chunk(chunk)):
-                return False
-            silence.begin()
-            self._note_first(cleaner)
-            response.write_now(out)
-            return True
-
-        return take, take_chunk
-
-    async def _write(self, response: web.StreamResponse, out: bytes, *, last: bool = False) -> None:
-        """Send to the client.
-
-        Raises:
-            ConnectionError: when the client is gone, or has not read for as long as an engine
-                may be silent.
-        """
-        write = response.write_eof if last else response.write
-        transport = self._request.transport
-        if transport is not None and transport.get_write_buffer_size() + len(out) < _NO_WAIT_BYTES:
-            # It has room for this, so that no limit is needed; making one costs as much.
-            await write(out)
-            return
-        before = time.monotonic()
-        try:
-            async with asyncio.timeout(self._shared.limits.idle):
-                await write(out)
-        except TimeoutError as error:
-            raise ConnectionResetError("the client does not read") from error
-        finally:
-            # Also when the client leaves in the middle of it: decode may have ended long ago.
-            waited = time.monotonic() - before
-            self._blocked += waited if waited > _WORTH_NOTING_S else 0.0
-
-    async def _cleaned(
-        self,
-        cleaner: legs.StreamCleaner,
-        silence: "_Silence",
-        passing: tuple[Passing, Passing],
-    ) -> AsyncIterator[bytes]:
-        """What the client gets of each piece that `passing` left.
-
-        Raises:
-            DecodeBrokeOff: when decode is silent too long or closes before the end.
-        """
-        assert self._upstream is not None
-        upstream = self._upstream
-        silence.watch(upstream)
-        while True:
-            try:
-                silence.begin()
-                chunk = await upstream.read_some(*passing)
-            except TimeoutError as error:
-                raise DecodeBrokeOff("stopped sending") from error
-            except OSError as error:
-                raise DecodeBrokeOff("closed the connection") from error
-            if not chunk:
-                break
-            silence.pause()
-            yield cleaner.feed_some(chunk)
-        if self._splitter.rest():
-            raise DecodeBrokeOff("closed the connection")
+        self._stream = StreamRelay(
+            self._request,
+            self._request_id,
+            self._upstream,
+            legs.StreamCleaner(
+                action.wants,
+                action.cached_tokens,
+                hold_end=action.hold_end,
+                splitter=self._splitter,
+            ),
+            idle=self._shared.limits.idle,
+            arrived=self._arrived,
+        )
+        return await self._stream.run(headers, self._first_events)
 
     async def _finish(self) -> None:
-        response = self.response
-        assert response is not None
-        if isinstance(response, web.Response):
-            return
-        tail = self._cleaner.tail() if self._cleaner is not None else b""
-        if tail and self.ttft_s is None:
-            self.ttft_s = time.monotonic() - self._arrived
-        await self._write(response, tail, last=True)
+        if self._stream is not None:
+            await self._stream.end()
 
     def _reply(self, failure: Failure) -> None:
         headers = {REQUEST_ID_HEADER: self._request_id}
@@ -592,7 +401,7 @@ class Driver:
                 f"The decode engine {said}", "engine_unavailable", failure.client_status,
                 self._request_id,
             )  # fmt: skip
-        self.response = web.Response(status=failure.client_status, body=body, headers=headers)
+        self._whole = web.Response(status=failure.client_status, body=body, headers=headers)
 
     def _response_headers(self, report: Report) -> dict[str, str]:
         headers = {REQUEST_ID_HEADER: self._request_id}

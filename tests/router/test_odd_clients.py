@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from pdctl.router import driver
-from pdctl.router.driver import Driver
+from pdctl.router import relay
 from pdctl.router.keys import parse_keys
 from pdctl.router.memory import MemoryStore
 from pdctl.router.server import allow_many_files
@@ -495,7 +494,7 @@ async def test_the_handle_of_an_answer_that_nobody_read_is_found(
         left = asyncio.Event()
         w.d.fault = at_once
         if begun:
-            monkeypatch.setattr(Driver, "_write", never)
+            monkeypatch.setattr(relay.StreamRelay, "_write", never)
         task = asyncio.create_task(w.ask([user(LONG)], stream=True))
         await (ended if begun else begins).wait()
         await asyncio.sleep(0.05)
@@ -525,8 +524,8 @@ async def test_who_reads_slowly_and_leaves_makes_no_handle_younger(
 
     async with calm(caplog, ttl=100.0) as w:
         w.d.fault = at_once
-        monkeypatch.setattr(driver, "_NO_WAIT_BYTES", 0)
-        monkeypatch.setattr(driver._Stream, "write", never)
+        monkeypatch.setattr(relay, "_NO_WAIT_BYTES", 0)
+        monkeypatch.setattr(relay._Stream, "write", never)
         task = asyncio.create_task(w.ask([user(LONG)], stream=True))
         await blocked.wait()
         ended = time.monotonic()

@@ -240,7 +240,7 @@ REUSE: tuple[Signature, ...] = (
         meaning="The client got an error event in its stream; nothing can be tried again after the "
         "first token.",
         fix=Fix("look at decode's log at that time", ("pdctl logs --role decode",)),
-        source="read: pdctl/router/driver.py",
+        source="read: pdctl/router/relay.py",
         follows=("engine.dead",),
     ),
     Signature(

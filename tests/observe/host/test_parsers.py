@@ -267,6 +267,16 @@ def test_ports() -> None:
     ]
 
 
+def test_of_several_holders_the_deployments_own_is_told() -> None:
+    """Somebody else may have the same port on another address."""
+    holders = [
+        {"pid": 7, "name": "nginx", "mark": ""},
+        {"pid": 12, "name": "vllm", "mark": "/s/demo/prefill-0"},
+    ]
+    (found,) = read_ports([{"errno": errno.EADDRINUSE, "holders": holders}], (PORT,))
+    assert (found.holder, found.mark) == ("pid 12 (vllm)", "/s/demo/prefill-0")
+
+
 def test_peers() -> None:
     raw = [{"reach": "open", "seconds": 0.1}, {"reach": "timeout"}, {"reach": "nonsense"}]
     assert [p.reach for p in read_peers(raw, (PEER,) * 3)] == ["open", "timeout", "unreachable"]
