@@ -2,8 +2,8 @@
 
 What is counted is what vLLM allocates (`v1/kv_cache_interface.py`, 0.32): for each token and layer
 a key and a value of every KV head, or one latent vector where attention is MLA, on each GPU. KV
-heads are divided among the GPUs of a tensor parallel group, at least one on each; a latent vector is
-on all of them. Layers with a window keep no more than the window, and Mamba or linear layers one
+heads are divided among the GPUs of a tensor parallel group, at least one on each; a latent vector
+is on all of them. Layers with a window keep no more than the window, and Mamba or linear layers one
 state of fixed size whatever the length.
 
 Checked against published figures in tests/engine/test_kv_arithmetic.py: OPT-13B (vLLM, SOSP 2023,
@@ -34,8 +34,8 @@ _KINDS: dict[str, Kind] = {
     "recurrent": "state",
 }
 _SPARSE_FP8 = 656
-"""Bytes of a latent vector as sparse MLA keeps it in fp8: 512 values, 4 scales, and 64 values of the
-position in bfloat16 (`fp8_ds_mla`)."""
+"""Bytes of a latent vector as sparse MLA keeps it in fp8: 512 values, 4 scales, and 64 values of
+the position in bfloat16 (`fp8_ds_mla`)."""
 
 
 class UnknownModelError(ValueError):
