@@ -448,6 +448,24 @@ def test_fewer_devices_degrade_and_none_blocks() -> None:
     assert none["host.efa.devices"].severity == "block"
 
 
+@pytest.mark.parametrize(
+    ("smi", "text"),
+    [
+        (samples.SMI_NO_DRIVER, "install the driver"),
+        ({"why": "no answer within 10 s"}, "the driver hangs"),
+        (
+            ran("Failed to initialize NVML: Driver/library version mismatch\n", status=18),
+            "the driver was updated",
+        ),
+    ],
+)
+def test_what_to_do_about_a_driver(smi: object, text: str) -> None:
+    run = {f.id: f for f in run_checks(pair(p5en(nvidia={"smi": smi})), CHECKS)}
+    fix = run["host.gpu.driver"].fix
+    assert fix is not None
+    assert fix.text.startswith(text)
+
+
 def test_a_host_without_python_is_told_how_to_get_one() -> None:
     host = HostFacts(
         "a", error="there is no python3 of 3.9 or newer on it, with which it is looked at"
