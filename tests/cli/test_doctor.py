@@ -213,6 +213,7 @@ def test_a_configuration_that_is_wrong_is_told_whole(tmp_path: Path) -> None:
     found = statuses(result)
     assert found["config.keys"] == found["config.ttl"] == "fail"
     assert found["config.backends"] == "pass"
+    assert result.stderr.splitlines()[-1].endswith("pd.yaml has 2 problems")
     assert "did you mean" in json.dumps(result.json) or "recompute_threshold" in result.stdout
 
 
