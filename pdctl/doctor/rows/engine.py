@@ -193,7 +193,8 @@ def _drift(facts: PairFacts, target: str) -> Verdict:
         return skipped("nothing to compare: what runs was not started by `pdctl up`, or not seen")
     said = [
         *changes(_options(process.running), _options(process.wanted)),
-        *changes(process.env, process.wanted_env),
+        # Another user's process shows its arguments, and not its environment.
+        *(changes(process.env, process.wanted_env) if process.env else ()),
     ]
     if not said:
         return passed(f"pid {process.pid} runs as the configuration says")
