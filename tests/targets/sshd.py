@@ -96,11 +96,21 @@ class Sshd:
 
     def stop(self, *, sessions: bool = True) -> None:
         """End it; with `sessions` at once and with all connections."""
-        below = self.sessions() if sessions else set()
-        for pid in (self.process.pid, *below):
+        serving = {pid for pid in self.sessions() if _name(pid).startswith("sshd")}
+        for pid in (self.process.pid, *(serving if sessions else ())):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(_LIMIT_S)
+
+
+def _name(pid: int) -> str:
+    stat = procfs.read_stat(pid)
+    return stat.name if stat else ""
+
+
+def with_path(path: str) -> str:
+    """Configuration by which commands find their programs there, whatever login scripts do."""
+    return f'ForceCommand env PATH={path} /bin/sh -c "$SSH_ORIGINAL_COMMAND"'
 
 
 def nobodys_ssh(home: Path, text: str | None = None) -> OpenSsh:
@@ -113,8 +123,9 @@ def nobodys_ssh(home: Path, text: str | None = None) -> OpenSsh:
 
 def keygen(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     """Make a key."""
+    bits = ["-b", "2048"] if kind == "rsa" else []
     subprocess.run(
-        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)],
+        ["ssh-keygen", "-q", "-t", kind, *bits, "-N", passphrase, "-C", path.name, "-f", str(path)],
         check=True,
         timeout=_LIMIT_S,
     )

@@ -12,6 +12,8 @@ from pdctl.targets.ssh.access import Hop
 if TYPE_CHECKING:
     import paramiko
 
+_LIST_S = 3.0
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -124,14 +126,15 @@ def agent_keys(path: str | None, limit: float) -> "Iterator[list[paramiko.PKey]]
     from paramiko.agent import AgentSSH
 
     with socket.socket(socket.AF_UNIX) as connection:
-        # An agent may ask somebody before it signs, so it has all the time that is left.
-        connection.settimeout(limit)
+        connection.settimeout(min(limit / 3, _LIST_S))
         agent = AgentSSH()
         try:
             connection.connect(path)
             # paramiko's own way there waits for ever and knows one agent only.
             agent._connect(connection)  # type: ignore[attr-defined]
             keys = list(agent.get_keys())
+            # An agent may ask somebody before it signs, so for that it has all the time.
+            connection.settimeout(limit)
         except Exception:  # a dead agent is no reason not to try the files
             keys = []
         yield list(keys)
