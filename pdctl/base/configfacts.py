@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+STATE, KEY_FILES = "the recorded state", "the files of keys"
+"""Stand for the key of problems that are beside the file rather than in it."""
+
 
 @dataclass(frozen=True)
 class ConfigProblem:
@@ -22,7 +25,7 @@ class ConfigProblem:
 
     def __str__(self) -> str:
         place = f"line {self.line}, " if self.line else ""
-        key = f"`{self.key}`: " if self.key else ""
+        key = f"`{self.key}`: " if self.key not in ("", STATE, KEY_FILES) else ""
         return f"{place}{key}{self.message}" + (f" ({self.hint})" if self.hint else "")
 
 

@@ -69,7 +69,7 @@ class HostWant:
         roles: what runs there.
         backends: of NIXL.
         on_cpu: the engines compute on the CPU.
-        gpus: how many the engines of this host take; 0 on the CPU, None when it is not known.
+        gpus: how many this host must have; 0 on the CPU, None when it is not known.
         instance_type: of EC2, where configured.
         efa: EFA devices that such an instance has; None when it is not known.
         engine_python: interpreter of the engine, whose NIXL is tried; None without an engine.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from pdctl.base.command import MASK
 
-_NAME = r"[A-Za-z0-9_.\-]*(?:api[_-]?key|token|secret|passw(?:or)?d|credential|authorization)"
+_NAME = r"[A-Za-z0-9_.\-]{0,40}(?:api[_-]?key|token|secret|passw(?:or)?d|credential|authorization)"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # `redis://user:password@host`, whatever the scheme.
     (re.compile(r"(?P<keep>\b[a-z][a-z0-9+.\-]*://)[^\s/@]+@", re.IGNORECASE), rf"\g<keep>{MASK}@"),
@@ -18,7 +18,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(
             rf"(?P<keep>(?<![A-Za-z0-9]){_NAME}[\"']?\s*(?:[=:]\s*|\s+(?=\S*[0-9])))"
-            r"(?P<quote>[\"']?)(?!\*\*\*)(?!None\b|null\b|true\b|false\b)[^\s\"',;}\]]{4,}",
+            r"(?P<quote>[\"']?)(?!\*\*\*)(?!None\b|null\b|true\b|false\b|Bearer\b)[^\s\"',;}\]]{4,}",
             re.IGNORECASE,
         ),
         rf"\g<keep>\g<quote>{MASK}",

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pdctl.base.configfacts import ConfigFacts, ConfigProblem
+from pdctl.base.configfacts import KEY_FILES, STATE, ConfigFacts, ConfigProblem
 from pdctl.base.errors import PdctlError
 from pdctl.base.hostfacts import HostWant
 from pdctl.base.keyfile import key_lines
@@ -90,7 +90,7 @@ def _state(config: Config, facts: ConfigFacts) -> tuple[DeploymentState | None, 
     try:
         return StateStore(config.name).load(), facts
     except PdctlError as error:
-        return None, _with_problem(facts, "", error.message)
+        return None, _with_problem(facts, STATE, error.message)
 
 
 def _secrets(config: Config, facts: ConfigFacts) -> tuple[Secrets, ConfigFacts]:
@@ -98,7 +98,7 @@ def _secrets(config: Config, facts: ConfigFacts) -> tuple[Secrets, ConfigFacts]:
         return read_secrets(config), facts
     except PdctlError as error:
         where = f"{error.message} ({error.where})" if error.where else error.message
-        return Secrets(), _with_problem(facts, "", where)
+        return Secrets(), _with_problem(facts, KEY_FILES, where)
 
 
 def secret_values(config: Config) -> list[str]:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pdctl.base.configfacts import ConfigFacts, ConfigProblem, RoleSettings, Settings
+from pdctl.base.configfacts import (
+    KEY_FILES,
+    STATE,
+    ConfigFacts,
+    ConfigProblem,
+    RoleSettings,
+    Settings,
+)
 from pdctl.base.facts import (
     EngineMetrics,
     HostFacts,
@@ -134,6 +141,7 @@ ROUTER = RouterFacts(
     metrics=RouterMetrics(reasons={"HIT continued": 3, "MISS first_turn": 1}, reused_tokens=900),
     share=1.0,
     open=False,
+    host="a",
 )
 GOOD = PairFacts(
     name="demo",
@@ -269,6 +277,8 @@ BAD: Mapping[str, Change] = {
     "config.backends": problem("kv.backends", "NIXL's LIBFABRIC plugin needs CUDA"),
     "config.parallel": settings(decode=RoleSettings("kv_consumer", tensor_parallel=3)),
     "config.equal": problem("decode.extra_args[0]", "`--tokenizer` belongs in `model.extra_args`"),
+    "config.key_files": problem(KEY_FILES, "`router.api_keys_file` cannot be read"),
+    "config.state": problem(STATE, "the state file of `x` is damaged"),
     "config.valid": problem("target.zones[0]", "zone `x` is not in `us-west-2`"),
     "config.bidirectional": settings(bidirectional=False),
     "config.prefix_caching": settings(decode=RoleSettings("kv_consumer", prefix_caching=False)),
@@ -290,6 +300,12 @@ BAD: Mapping[str, Change] = {
     "engine.flags.equal": decode_process(running=running("decode", **{"--dtype": "bfloat16"})),
     "engine.role": decode_process(running=running("decode", **{f"{_KV} kv_role": "kv_producer"})),
     "engine.id": decode_process(starts=(StartLine(1.0, "fixed"), StartLine(2.0, "fixed"))),
+    "engine.failure_policy": decode_process(
+        running=running("decode", **{f"{_KV} kv_load_failure_policy": "recompute"})
+    ),
+    "engine.keys": decode_process(
+        running=running("decode", **{f"{_KV} kv_connector_extra_config.remote_pull_threshold": "9"})
+    ),
     "engine.room": decode_metrics(kv_usage=0.9, waiting=1),
     "engine.prefix_caching": decode_metrics(prefix_caching=False),
     "engine.max_model_len.equal": decode(max_model_len=4096),

@@ -124,6 +124,12 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "Stale file handle",
     ),
     (
+        "host.disk",
+        lambda: p5en(disks=[{"path": "/opt", "at": "/opt", "free": 2**40, "error": "odd"}]),
+        "warn",
+        "odd",
+    ),
+    (
         "host.memory",
         lambda: laptop(memory={"cgroup": [{"limit": "2147483648", "used": "1"}]}),
         "fail",
@@ -195,7 +201,7 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "host.huge_pages",
         lambda: p5en(memory={"meminfo": "HugePages_Total: 0\nHugepagesize: 2048 kB\n"}),
         "warn",
-        "0 huge pages of 2048 KiB, expected 5128",
+        "0 huge pages of 2048 KiB, AWS's own EFA nodes have 5128",
     ),
     (
         "host.efa.module",
@@ -244,7 +250,12 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "warn",
         "EFA installer 1.29.1, expected 1.32.0 or newer",
     ),
-    ("host.libfabric.version", lambda: p5en(fabric=[]), "fail", "there is no fi_info"),
+    (
+        "host.libfabric.version",
+        lambda: p5en(fabric=[], nixl=_nixl("NIXL_ERR_NOT_FOUND")),
+        "fail",
+        "there is no fi_info",
+    ),
     # The distribution's own, as Debian 12 has it.
     (
         "host.libfabric.version",
@@ -252,7 +263,12 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "fail",
         "/usr/bin/fi_info: libfabric 1.17.0, expected 1.21.0 or newer",
     ),
-    ("host.libfabric.version", lambda: p5en(fabric=TWO_LIBFABRICS), "warn", "libfabric 1.17.0"),
+    (
+        "host.libfabric.version",
+        lambda: p5en(fabric=TWO_LIBFABRICS, nixl=_nixl("NIXL_ERR_NOT_FOUND")),
+        "warn",
+        "libfabric 1.17.0",
+    ),
     (
         "host.libfabric.version",
         lambda: p5en(
@@ -413,6 +429,50 @@ def _needs(check: str) -> tuple[str, ...]:
 def test_every_check_is_broken_once() -> None:
     other = {"host.software.equal"}  # of a pair; below
     assert {check for check, _, _, _ in BROKEN} | other == {check.id for check in CHECKS}
+
+
+def test_what_nixl_loaded_counts_more_than_what_lies_around() -> None:
+    """A container without fi_info, and a host with the distribution's libfabric besides."""
+    for tools in ([], TWO_LIBFABRICS):
+        found = verdict("host.libfabric.version", p5en(fabric=tools))
+        assert found.status == "pass"
+        assert found.evidence[-1] == (
+            "NIXL is loaded with /opt/amazon/efa/lib/libfabric.so.1.32.0 (2.6)"
+        )
+
+
+def test_fewer_devices_degrade_and_none_blocks() -> None:
+    few = {f.id: f for f in run_checks(pair(p5en(efa={"devices": [rdma(P5EN[0])]})), CHECKS)}
+    assert few["host.efa.devices"].severity == "degrade"
+    none = {f.id: f for f in run_checks(pair(p5en(efa={"devices": []})), CHECKS)}
+    assert none["host.efa.devices"].severity == "block"
+
+
+@pytest.mark.parametrize(
+    ("smi", "text"),
+    [
+        (samples.SMI_NO_DRIVER, "install the driver"),
+        ({"why": "no answer within 10 s"}, "the driver hangs"),
+        (
+            ran("Failed to initialize NVML: Driver/library version mismatch\n", status=18),
+            "the driver was updated",
+        ),
+    ],
+)
+def test_what_to_do_about_a_driver(smi: object, text: str) -> None:
+    run = {f.id: f for f in run_checks(pair(p5en(nvidia={"smi": smi})), CHECKS)}
+    fix = run["host.gpu.driver"].fix
+    assert fix is not None
+    assert fix.text.startswith(text)
+
+
+def test_a_host_without_python_is_told_how_to_get_one() -> None:
+    host = HostFacts(
+        "a", error="there is no python3 of 3.9 or newer on it, with which it is looked at"
+    )
+    found = verdict("host.reach", host)
+    assert found.fix is not None
+    assert found.fix.commands == ("sudo apt-get install -y python3",)
 
 
 def test_own_ports_are_not_in_the_way() -> None:

@@ -111,6 +111,7 @@ def test_from_one_file_to_a_proven_pair_and_back(person: Person) -> None:
     assert status["kv"]["router_ttl"] < 480 - 5
 
     assert person.asks("verify")["ok"]
+    all_green(person)
     what_runs_is_what_render_shows(person, up)
 
     down = person.types("down", "--yes")
@@ -119,6 +120,21 @@ def test_from_one_file_to_a_proven_pair_and_back(person: Person) -> None:
         assert not runs(each["pid"])
     again = person.types("down", "--yes")
     assert "nothing" in again.stderr + again.stdout
+
+
+def all_green(person: Person) -> None:
+    """What `doctor` says of a healthy pair on a first run with few turns."""
+    doctor = person.asks("doctor", "--strict")
+    bad = [each for each in doctor["checks"] if each["status"] in ("fail", "warn")]
+    assert bad == []
+    passed = {each["id"] for each in doctor["checks"] if each["status"] == "pass"}
+    assert {"runtime.two_turn", "runtime.misses", "router.reuse", "logs.read"} <= passed
+    bundle = person.folder / "bundle"
+    saved = json.loads(person.types("doctor", "--json", "--save", str(bundle)).stdout)
+    assert person.asks("doctor", "--from", str(bundle)) == saved
+    assert {each.name for each in (bundle / "logs").iterdir()} == {
+        *("prefill-0.log", "decode-0.log", "router-0.log")
+    }
 
 
 def what_runs_is_what_render_shows(person: Person, up: dict[str, Any]) -> None:

@@ -75,8 +75,28 @@ def test_it_serves_says_what_it_lacks_and_leaves_nothing(person: Person, tmp_pat
     assert status["kv"] == {"decoder_ttl": 480, "router_ttl": 450}
     assert all(each["healthy"] for each in status["roles"])
 
+    doctor_names_its_ttl(person)
+
     pids = [each["pid"] for each in up["processes"]]
     down = person.types("down", "--yes")
     assert "nothing is left" in down.stderr + down.stdout
     assert [pid for pid in pids if runs(pid)] == []
     assert list(tmp_path.rglob("disagg_proxy_multiturn.py")) == []
+
+
+def doctor_names_its_ttl(person: Person) -> None:
+    """It offers handles for 450 s, whatever decode does (FACTS T10)."""
+    found = person.asks("doctor")["checks"]
+    bad = {each["id"]: each for each in found if each["status"] in ("fail", "warn")}
+    assert set(bad) == {"router.kind"}
+    assert len(bad["router.kind"]["evidence"]) == len(LIMITS)
+
+    processes = {each["name"]: each for each in person.asks("render")["processes"]}
+    ttl_file = Path(processes["decode-0"]["env"]["PDCTL_TTL_FILE"])
+    ttl_file.write_text('{"decoder_ttl": 60}')
+    told = json.loads(person.types("doctor", "--json", expect=1).stdout)["checks"]
+    assert (told[0]["id"], told[0]["status"]) == ("router.ttl", "fail")
+    assert told[0]["evidence"][0] == (
+        "decode-0 keeps blocks 1m (set while it runs), the router offers them 7m30s"
+    )
+    assert "router.kind: pdctl" in told[0]["fix"]["text"]

@@ -35,7 +35,8 @@ def _self_rules(aws: AwsFacts, _: PairFacts) -> Verdict:
     if not aws.engines and aws.want.security_group is None:
         return skipped("the group is made with the instances, which do not exist yet")
     if aws.groups is None:
-        return skipped(aws.problems.get("groups") or "EC2 was not asked about security groups")
+        problem = aws.problems.get("groups") or "EC2 was not asked about security groups"
+        return failed(problem) if problem.startswith("Invalid") else skipped(problem)
     groups = {group.id: group for group in aws.groups}
     if not aws.engines:
         return _configured_group(aws.want.security_group or "", aws, groups)
@@ -123,7 +124,9 @@ def _interfaces(aws: AwsFacts, _: PairFacts) -> Verdict:
         (bad if count == 0 else few if count < most else fine).append(line)
     if bad:
         return failed(*bad, *few, fix=_lay_out(aws))
-    return warned(*few, fix=_lay_out(aws)) if few else passed(*fine)
+    if few:
+        return warned(*few, fix=_lay_out(aws), severity="degrade")
+    return passed(*fine)
 
 
 def _lay_out(aws: AwsFacts) -> Fix:
@@ -179,19 +182,20 @@ def _elastic(aws: AwsFacts, instance: AwsInstance) -> Fix:
 
 def _way_out(aws: AwsFacts, _: PairFacts) -> Verdict:
     subnets = {each.id: each for each in aws.subnets or () if each.routes_known}
-    closed: list[str] = []
-    fine: list[str] = []
-    for host in aws.engines:
-        subnet = subnets.get(host.subnet or "")
-        if subnet is None:
-            continue
-        way = subnet.way_out
-        line = f"{host.name}: {subnet.id} has its default route to {way or 'nowhere'}"
-        stuck = way is None or (way.startswith("igw-") and host.public_ip is None)
-        (closed if stuck else fine).append(line + (", no public address" if stuck and way else ""))
+    ways = [(h, s) for h in aws.engines if (s := subnets.get(h.subnet or "")) is not None]
+    if not ways:
+        return skipped("EC2 was not asked about its routes")
+    closed = [s.id for _, s in ways if s.way_out is None]
     if closed:
-        return warned(*closed)
-    return passed(*fine) if fine else skipped("EC2 was not asked about its routes")
+        return skipped(f"{closed[0]} has no default route: a mirror or VPC endpoints must stand in")
+    stuck = [
+        f"{host.name}: {subnet.id} has its default route to {subnet.way_out}, no public address"
+        for host, subnet in ways
+        if (subnet.way_out or "").startswith("igw-") and host.public_ip is None
+    ]
+    if stuck:
+        return warned(*stuck)
+    return passed(*(f"{host.name}: by {subnet.way_out}" for host, subnet in ways))
 
 
 def _subnet(aws: AwsFacts, _: PairFacts) -> Verdict:
@@ -285,7 +289,7 @@ CHECKS: tuple[Check, ...] = (
         title="the configured subnet is there, in the right place, and has room",
         scope="aws",
         severity="block",
-        judge=of_aws(_subnet, "subnets"),
+        judge=of_aws(_subnet, "subnets", named="subnets"),
         meaning="`pdctl up` cannot make the instances.",
         fix=Fix("choose a subnet in the zone of the hosts (`target.network.subnet`)"),
         needs=("aws.access",),

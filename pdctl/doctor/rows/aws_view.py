@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from pdctl.base.awsfacts import AwsFacts
 from pdctl.base.facts import PairFacts
-from pdctl.doctor.table import Judge, Verdict, skipped
+from pdctl.doctor.table import Fix, Judge, Verdict, failed, skipped
 
 AwsJudge = Callable[[AwsFacts, PairFacts], Verdict]
 
@@ -12,10 +12,13 @@ NOT_EC2 = "the target is not EC2"
 NONE_YET = "no instance of this deployment exists yet"
 
 
-def of_aws(judge: AwsJudge, *parts: str) -> Judge:
+def of_aws(judge: AwsJudge, *parts: str, named: str | None = None) -> Judge:
     """A judge that needs these parts; skips where one could not be asked, and says why.
 
-    `types` is a part, so is `reservation`: each is named as `AwsFacts.problems` names it.
+    Args:
+        parts: as `AwsFacts.problems` names them.
+        named: one of these of which the configuration names a thing: that EC2 does not know it is
+            a failure.
     """
 
     def judged(facts: PairFacts, _: str) -> Verdict:
@@ -23,6 +26,9 @@ def of_aws(judge: AwsJudge, *parts: str) -> Judge:
         if aws is None:
             return skipped(not_asked(facts))
         for part in parts:
+            problem = aws.problems.get(part, "")
+            if part == named and problem.startswith("Invalid"):
+                return failed(problem, fix=Fix("mend the id or the name in the configuration"))
             if getattr(aws, part) is None:
                 return skipped(aws.problems.get(part) or f"EC2 was not asked about its {part}")
         return judge(aws, facts)
@@ -35,9 +41,9 @@ def not_asked(facts: PairFacts) -> str:
     return facts.not_asked.get("aws", NOT_EC2)
 
 
-def of_efa(judge: AwsJudge, *parts: str) -> Judge:
+def of_efa(judge: AwsJudge, *parts: str, named: str | None = None) -> Judge:
     """The same for what matters only where KV goes over EFA."""
-    inner = of_aws(judge, *parts)
+    inner = of_aws(judge, *parts, named=named)
 
     def judged(facts: PairFacts, target: str) -> Verdict:
         if facts.aws is not None and not facts.aws.want.over_efa:

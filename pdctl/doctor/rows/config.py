@@ -6,7 +6,7 @@ What is wrong is said by the rules that every command loads a configuration with
 
 from collections.abc import Callable
 
-from pdctl.base.configfacts import ConfigProblem, Settings
+from pdctl.base.configfacts import KEY_FILES, STATE, ConfigProblem, Settings
 from pdctl.base.durations import format_duration
 from pdctl.base.facts import PairFacts
 from pdctl.doctor.table import Check, Fix, Judge, Verdict, failed, passed, skipped, warned
@@ -15,6 +15,8 @@ NO_FILE = "there is no configuration"
 
 _TTL = ("kv.decoder_ttl", "router.ttl", "kv.lease_duration")
 _TOPICS: dict[str, Callable[[ConfigProblem], bool]] = {
+    "config.state": lambda p: p.key == STATE,
+    "config.key_files": lambda p: p.key == KEY_FILES,
     "config.keys": lambda p: p.unknown,
     "config.version": lambda p: p.key in ("engine.vllm", "engine.nixl"),
     "config.connector": lambda p: "--kv-" in p.message or p.key.endswith("FI_PROVIDER"),
@@ -60,6 +62,15 @@ def _file(facts: PairFacts, _: str) -> Verdict:
 
 def _valid(facts: PairFacts, settings: Settings) -> Verdict:
     return passed(f"`target.kind: {settings.target}`, model {settings.model}")
+
+
+def _state(facts: PairFacts, settings: Settings) -> Verdict:
+    count = len(facts.processes)
+    return passed(f"{count} processes are recorded" if count else "nothing is recorded")
+
+
+def _key_files(facts: PairFacts, settings: Settings) -> Verdict:
+    return passed("what the file names can be read, or it names none")
 
 
 def _keys(facts: PairFacts, settings: Settings) -> Verdict:
@@ -304,6 +315,32 @@ CHECKS: tuple[Check, ...] = (
         judge=_judge("config.valid", _valid),
         meaning="`pdctl up` refuses this configuration.",
         fix=Fix(_EDIT, ("pdctl render",)),
+        needs=("config.file",),
+    ),
+    Check(
+        id="config.key_files",
+        title="the files of API keys can be read",
+        scope="config",
+        severity="block",
+        judge=_judge("config.key_files", _key_files),
+        meaning="`pdctl up` does not start without them, and requests to engines or router that "
+        "want a key are refused.",
+        fix=Fix(
+            "write the file, or name another one (`router.api_keys_file`, `engine.api_key_file`)"
+        ),
+        needs=("config.file",),
+    ),
+    Check(
+        id="config.state",
+        title="what was recorded of the deployment can be read",
+        scope="config",
+        severity="block",
+        judge=_judge("config.state", _state),
+        meaning="pdctl does not know what it started, so nothing that runs can be looked at.",
+        fix=Fix(
+            "put back a good copy, or let pdctl forget it and end what carries its mark",
+            ("pdctl down --forget-damaged-state",),
+        ),
         needs=("config.file",),
     ),
     Check(

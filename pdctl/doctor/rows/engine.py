@@ -1,5 +1,6 @@
 """Checks of each engine, and of what engines must have in common."""
 
+import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +9,7 @@ from pdctl.base.runfacts import KV_FLAG, ProcessFacts
 from pdctl.doctor.table import Check, Fix, Verdict, failed, passed, skipped, warned
 from pdctl.engine.kvconfig import KV_ROLES
 from pdctl.engine.owned import EQUAL_FLAGS
-from pdctl.engine.versions import release, rows
+from pdctl.engine.versions import every_kv_key, release, rows, traits
 from pdctl.observe.weights import COMPARED
 from pdctl.plan.differences import changes
 
@@ -153,13 +154,47 @@ def _engine_id(facts: PairFacts, target: str) -> Verdict:
     return passed(f"{running or next(iter(counts))}, of this start alone")
 
 
+def _policy(facts: PairFacts, target: str) -> Verdict:
+    process = facts.process(target)
+    if process is None or not process.knows_connector:
+        return skipped(_NOBODY_SHOWS)
+    policy = process.connector("kv_load_failure_policy") or "fail"
+    if policy == "recompute" and process.bidirectional:
+        return failed("it runs with `kv_load_failure_policy: recompute`")
+    return passed(f"`{policy}`")
+
+
+def _ignored(facts: PairFacts, target: str) -> Verdict:
+    process = facts.process(target)
+    if process is None or not process.knows_connector:
+        return skipped(_NOBODY_SHOWS)
+    version = _engine(facts, target).version or (facts.settings and facts.settings.vllm)
+    try:
+        known = traits(version or "").kv_keys.value
+    except ValueError:
+        return skipped("its version is not known")
+    unknown = sorted(process.extra_keys - known)
+    if not unknown:
+        return passed(f"vLLM {version} reads all {len(process.extra_keys)} of them")
+    return warned(*(_unread(key, version or "", known) for key in unknown))
+
+
+def _unread(key: str, version: str, known: frozenset[str]) -> str:
+    near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.4)
+    meant = f"; did you mean `{near[0]}`?" if near else ""
+    if key in every_kv_key():
+        return f"`{key}` is not read by vLLM {version}, though by other releases"
+    return f"`{key}` is not a key of any vLLM release{meant}"
+
+
 def _drift(facts: PairFacts, target: str) -> Verdict:
     process = facts.process(target)
     if process is None or not process.running or not process.wanted:
         return skipped("nothing to compare: what runs was not started by `pdctl up`, or not seen")
     said = [
         *changes(_options(process.running), _options(process.wanted)),
-        *changes(process.env, process.wanted_env),
+        # Another user's process shows its arguments, and not its environment.
+        *(changes(process.env, process.wanted_env) if process.env else ()),
     ]
     if not said:
         return passed(f"pid {process.pid} runs as the configuration says")
@@ -391,6 +426,27 @@ def _checks() -> Iterator[Check]:
         needs=("host.reach",),
     )
     yield Check(
+        id="engine.failure_policy",
+        title="a failed read ends its request at once in it",
+        scope="engine",
+        severity="block",
+        judge=_policy,
+        meaning="With `recompute` a turn whose read is declined hangs for ever.",
+        fix=Fix("start it with `kv.load_failure_policy: fail`", ("pdctl up",)),
+        needs=("host.reach",),
+    )
+    yield Check(
+        id="engine.keys",
+        title="it reads every key of its connector",
+        scope="engine",
+        severity="degrade",
+        judge=_ignored,
+        meaning="vLLM ignores unknown keys of `kv_connector_extra_config` in silence: what they "
+        "were to set has its default.",
+        fix=Fix("write the key that this version knows; the section `kv` does", ("pdctl up",)),
+        needs=("host.reach",),
+    )
+    yield Check(
         id="engine.room",
         title="it has room for new requests",
         scope="engine",
@@ -399,9 +455,9 @@ def _checks() -> Iterator[Check]:
         meaning="Every finished turn keeps its blocks until the TTL ends. When those fill the "
         "engine, new requests wait for it.",
         fix=Fix(
-            "use pdctl's router, which gives back what is worth least; or lower `kv.decoder_ttl`, "
-            "or give decode more KV memory",
-            ("pdctl reuse off", "pdctl reuse on"),
+            "`pdctl reuse off` gives back at once what pdctl's router keeps there; for good, lower "
+            "`kv.decoder_ttl`, give decode more KV memory, or use a router that gives back",
+            ("pdctl reuse off",),
         ),
         needs=("engine.health",),
     )

@@ -1,6 +1,6 @@
 """Checks of EFA on each host: from the PCI bus up to what libfabric offers."""
 
-from pdctl.base.hostfacts import EfaFacts, FabricTool, HostFacts, HostWant
+from pdctl.base.hostfacts import BackendFacts, EfaFacts, FabricTool, HostFacts, HostWant
 from pdctl.base.instances import rdma_read
 from pdctl.doctor.rows.host_view import (
     EFA_INSTALLER,
@@ -16,6 +16,7 @@ from pdctl.observe.host.raw import at_least
 
 LIBFABRIC = "1.21.0"
 """NIXL's LIBFABRIC backend needs this one or a newer one."""
+_AMAZON = "/opt/amazon/efa/"
 _FIRST_INSTALLER = "1.32.0"  # brings libfabric 1.21.0
 
 _ATTACH = Fix(
@@ -45,7 +46,7 @@ def _devices(host: HostFacts, want: HostWant, efa: EfaFacts) -> Verdict:
     if len(down) == count:
         return failed(evidence, *down)
     if count < expected or down:
-        return warned(evidence, *down)
+        return warned(evidence, *down, severity="degrade")
     return passed(evidence)
 
 
@@ -83,10 +84,7 @@ def _installer(host: HostFacts, want: HostWant, efa: EfaFacts) -> Verdict:
 
 def _libfabric(host: HostFacts, want: HostWant, tools: tuple[FabricTool, ...]) -> Verdict:
     if not tools:
-        return failed(
-            "there is no fi_info, neither in /opt/amazon/efa/bin nor on the PATH; "
-            f"expected libfabric {LIBFABRIC} or newer"
-        )
+        return _without_fi_info(host)
     first = tools[0]
     enough = at_least(first.version, LIBFABRIC)
     evidence = f"{first.path}: libfabric {first.version}, expected {LIBFABRIC} or newer"
@@ -95,10 +93,22 @@ def _libfabric(host: HostFacts, want: HostWant, tools: tuple[FabricTool, ...]) -
     if not enough:
         return failed(evidence)
     different = [t for t in tools[1:] if t.version != first.version]
-    if different:
+    loaded = _loaded(host)
+    if different and not (loaded and (loaded.library or "").startswith(_AMAZON)):
         found = [f"{t.path}: libfabric {t.version}" for t in different]
-        return warned(evidence, *found, *_loaded(host), fix=_TWO)
-    return passed(evidence, *_loaded(host))
+        return warned(evidence, *found, *_said(loaded), fix=_TWO, severity="degrade")
+    return passed(evidence, *_said(loaded))
+
+
+def _without_fi_info(host: HostFacts) -> Verdict:
+    """A container may have the library and not the tool; what NIXL loaded is then what counts."""
+    loaded = _loaded(host)
+    if loaded is not None and loaded.ok and at_least(loaded.library_version, LIBFABRIC):
+        return passed(*_said(loaded))
+    return failed(
+        "there is no fi_info, neither in /opt/amazon/efa/bin nor on the PATH; "
+        f"expected libfabric {LIBFABRIC} or newer"
+    )
 
 
 _TWO = Fix(
@@ -108,14 +118,16 @@ _TWO = Fix(
 )
 
 
-def _loaded(host: HostFacts) -> tuple[str, ...]:
-    """Which libfabric NIXL was really loaded with."""
+def _loaded(host: HostFacts) -> BackendFacts | None:
+    """The LIBFABRIC backend, with the library that it was really loaded with."""
     tried = host.nixl.backends if host.nixl else ()
-    return tuple(
-        f"NIXL is loaded with {each.library} ({each.library_version})"
-        for each in tried
-        if each.backend == "LIBFABRIC" and each.library
-    )
+    return next((each for each in tried if each.backend == "LIBFABRIC" and each.library), None)
+
+
+def _said(loaded: BackendFacts | None) -> tuple[str, ...]:
+    if loaded is None:
+        return ()
+    return (f"NIXL is loaded with {loaded.library} ({loaded.library_version})",)
 
 
 def _provider(host: HostFacts, want: HostWant, tools: tuple[FabricTool, ...]) -> Verdict:
@@ -130,7 +142,7 @@ def _provider(host: HostFacts, want: HostWant, tools: tuple[FabricTool, ...]) ->
     if count == 0:
         return failed(f"{command} offers nothing: {first.error}, expected {expected} devices")
     evidence = f"{command} offers {count} devices, expected {expected}{_of_type(want)}"
-    return passed(evidence) if count >= expected else warned(evidence)
+    return passed(evidence) if count >= expected else warned(evidence, severity="degrade")
 
 
 def _environment(host: HostFacts, want: HostWant) -> Verdict:

@@ -20,8 +20,10 @@ def _reach(facts: PairFacts, _: str) -> Verdict:
         return skipped(_NONE)
     every = (facts.router, *facts.replicas)
     bad = [f"{router.url}: {router.error}" for router in every if router.error is not None]
+    gone = [p for p in facts.processes if p.role == "router" and p.alive is False and p.pid]
+    bad = [*(f"{each.name}: pid {each.pid} is gone" for each in gone), *bad] if bad else bad
     if bad:
-        return failed(*bad) if len(bad) == len(every) else warned(*bad)
+        return failed(*bad) if all(router.error for router in every) else warned(*bad)
     return passed(*(f"{router.url} answers" for router in every))
 
 
@@ -150,6 +152,7 @@ CHECKS: tuple[Check, ...] = (
         judge=_reach,
         meaning="Clients get no answer.",
         fix=Fix("look at its log, then start it again", ("pdctl status", "pdctl up")),
+        needs=("host.reach",),
     ),
     Check(
         id="router.ttl",

@@ -16,6 +16,7 @@ from pdctl.targets.base import Host
 LIMIT_S = 60.0
 """The longest that looking at one host takes."""
 
+NO_PYTHON = "there is no python3 of 3.9 or newer"
 _NO_PYTHON = 127
 
 
@@ -56,17 +57,22 @@ def _read(host: Host, want: HostWant, limit: float, now: Callable[[], float]) ->
 
 def _why(status: int, out: str, err: str) -> str:
     if status == _NO_PYTHON:
-        return "there is no python3 on it, with which it is looked at"
+        return f"{NO_PYTHON} on it, with which it is looked at"
     lines = [line.strip() for line in (out + "\n" + err).splitlines() if line.strip()]
     said = f": {lines[-1][:200]}" if lines else ""
     return f"it could not be looked at (status {status}){said}"
 
 
 def look_command(want: HostWant) -> Command:
-    """Runs the script with the first Python there is: the host's, the engine's, or this one."""
-    candidates = [each for each in ("python3", want.engine_python, sys.executable) if each]
+    """Runs the script with the first Python that runs and is new enough: the host's, the engine's,
+    or this one."""
+    candidates = [
+        each for each in ("python3", "/usr/bin/python3", want.engine_python, sys.executable) if each
+    ]
+    # A `python3` may be a shim that leads nowhere, so each is tried before it gets the script.
     line = (
-        'for python in "$@"; do command -v "$python" >/dev/null 2>&1 && exec "$python" -I -; done; '
+        'for python in "$@"; do "$python" -Ic "import sys; sys.exit(sys.version_info < (3, 9))" '
+        '</dev/null >/dev/null 2>&1 && exec "$python" -I -; done; '
         f"exit {_NO_PYTHON}"
     )
     return command("sh", "-c", line, "sh", *candidates)

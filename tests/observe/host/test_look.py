@@ -1,5 +1,6 @@
 """The script that runs on a host: what one part does costs no other, and limits hold."""
 
+import ast
 import ctypes
 import json
 import os
@@ -53,6 +54,56 @@ def test_each_part_costs_only_itself() -> None:
     assert found["raises"] == {"error": "ValueError: no such thing"}
     assert found["crashes"] == {"error": "it ended with signal 9"}
     assert found["hangs"] == {"error": "it took longer than 0.3 s"}
+
+
+def test_a_part_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that hangs in a driver does not end at SIGKILL; here the signal is kept away."""
+    left: list[int] = []
+    monkeypatch.setattr(look, "_kill", left.append)
+    begun = time.monotonic()
+    found = look.gather({"hangs": (_hangs, 0.2), "fine": (lambda want: 1, 20.0)}, {})
+    assert time.monotonic() - begun < 5
+    assert found == {"hangs": {"error": "it took longer than 0.2 s"}, "fine": {"ok": 1}}
+    os.kill(left[0], signal.SIGKILL)
+    os.waitpid(left[0], 0)
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not os.path.exists("/usr/bin/python3"),
+    reason="becoming another user needs root, and a Python that all may run",
+)
+def test_any_user_may_look(tmp_path: Path) -> None:
+    source = Path(look.__file__).read_text()
+    done = subprocess.run(
+        [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "/usr/bin/python3",
+            "-I",
+            "-",
+        ],
+        input=f"{source}\n\nmain({{'marks': '/', 'paths': [{{'path': '/root/x'}}], "
+        "'ports': [{'address': '127.0.0.1', 'port': 80}]})\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd="/",
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    parts = json.loads(done.stdout.splitlines()[-1])["parts"]
+    assert {name for name, answer in parts.items() if "ok" not in answer} == set()
+    assert parts["disks"]["ok"][0]["writable"] is False
+
+
+def test_the_scripts_are_for_old_pythons_too() -> None:
+    """Amazon Linux 2023 has Python 3.9."""
+    folder = Path(look.__file__).parent
+    for name in ("look.py", "nixl.py"):
+        source = (folder / name).read_text()
+        ast.parse(source, feature_version=(3, 9))
+        assert "from __future__ import annotations" in source
 
 
 def test_what_a_part_started_ends_with_it(tmp_path: Path) -> None:

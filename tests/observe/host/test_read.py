@@ -103,7 +103,7 @@ def test_the_offset_is_told_from_the_first_lines_arrival() -> None:
     [
         (_refuse, "no route to host"),
         (_bug, "KeyError: 'x'"),
-        (lambda: Result(127, "", "", 0.1), "there is no python3 on it"),
+        (lambda: Result(127, "", "", 0.1), "there is no python3 of 3.9 or newer"),
         (lambda: Result(1, "", "This account is currently not available.\n", 0.1), "not available"),
         (lambda: Result(0, "{}\n[]\n{broken\n", "", 0.1), "could not be looked at (status 0)"),
     ],
@@ -114,13 +114,28 @@ def test_it_never_raises(answer: Callable[[], Result], error: str) -> None:
     assert error in facts.error
 
 
-def test_python_is_the_hosts_own_else_the_engines() -> None:
+def test_python_is_the_hosts_own_else_the_engines(tmp_path: Path) -> None:
+    for name, line in (("old", "exit 1"), ("shim", "echo not found >&2; exit 127")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
     argv = look_command(HostWant(engine_python="/opt/engine/bin/python")).argv()
     assert argv[:2] == ["sh", "-c"]
-    assert argv[4:] == ["python3", "/opt/engine/bin/python", sys.executable]
+    assert argv[4:] == [
+        "python3",
+        "/usr/bin/python3",
+        "/opt/engine/bin/python",
+        sys.executable,
+    ]
     found = LocalHost().run(
         replace(
-            look_command(HostWant()), parts=(*argv[:4], "/nonexistent/python3", sys.executable)
+            look_command(HostWant()),
+            parts=(
+                *argv[:4],
+                "/nonexistent",
+                f"{tmp_path}/old",
+                f"{tmp_path}/shim",
+                sys.executable,
+            ),
         ),
         timeout=20,
         stdin=b"print('ran')",
@@ -157,8 +172,29 @@ def test_what_a_local_pair_asks() -> None:
         ("decode-0", "http"),
         ("decode-0", "side channel"),
     ]
-    assert want.paths[0].use == "engines"
+    # The built-in model is made, not downloaded.
+    assert [path.use for path in want.paths] == ["engines", "state and logs", "temporary files"]
     assert not want.over_efa
+
+
+def test_engines_that_share_gpus_are_not_added_up(tmp_path: Path) -> None:
+    """Two roles tried on a machine with one GPU, and two engines with GPUs of their own."""
+    base = "name: x\nmodel: {id: m/m}\nengine: {install: pip}\n"
+    local = tmp_path / "local.yaml"
+    local.write_text(base + "target: {kind: local}\n")
+    config = load_checked(local).config
+    assert (
+        wants_of(config, place_of(config), render(config, place_of(config)))["localhost"].gpus == 1
+    )
+    ssh = tmp_path / "ssh.yaml"
+    ssh.write_text(
+        base + "target:\n  kind: ssh\n  hosts:\n"
+        "    prefill: [{address: 10.0.0.1, gpus: [0, 1]}]\n"
+        "    decode: [{address: 10.0.0.1, gpus: [2, 3], port: 8200, side_channel_port: 5601}]\n"
+    )
+    config = load_checked(ssh).config
+    want = wants_of(config, place_of(config), render(config, place_of(config)))["10.0.0.1"]
+    assert want.gpus == 4
 
 
 def test_what_p5en_hosts_are_asked() -> None:
@@ -177,6 +213,7 @@ def test_what_p5en_hosts_are_asked() -> None:
         ("decode-0", "10.0.0.2", "side channel")
     ]
     assert "models" in [path.use for path in prefill.paths]
+    assert [path.use for path in router.paths] == ["state and logs", "temporary files"]
     assert (router.instance_type, router.efa, router.engine_python) == ("c7i.2xlarge", None, None)
     assert not router.over_efa
     assert [(p.process, p.kind) for p in router.peers] == [
