@@ -207,6 +207,14 @@ def test_a_flag_is_read_from_the_log_where_no_process_shows_it() -> None:
     assert worst(skipped, "engine.bidirectional").status == "skip"
 
 
+def test_an_environment_that_cannot_be_seen_is_no_drift() -> None:
+    unseen = cases.decode_process(wanted_env={"A": "1"})
+    assert "engine.drift" not in bad(unseen(GOOD))
+    other = cases.decode_process(env={"A": "2"}, wanted_env={"A": "1"})
+    (said,) = worst(other(GOOD), "engine.drift").evidence
+    assert said == "A: 2 → 1 (running → configured)"
+
+
 def test_a_key_that_vllm_would_ignore_is_named_with_what_was_meant() -> None:
     (said,) = worst(BAD["engine.keys"](GOOD), "engine.keys").evidence
     assert said.startswith("`remote_pull_threshold` is not a key of any vLLM release; did you mean")
@@ -271,6 +279,11 @@ def test_each_cause_in_the_logs_is_a_finding_with_its_own_fix() -> None:
     first = worst(facts, "logs.signature")
     assert first.evidence[0].startswith("2 × the GPU's memory is full, in decode-0 (1), last at ")
     assert first.evidence[1] == "the line itself"
+
+
+def test_requests_without_a_conversation_are_no_fault() -> None:
+    facts = logs(logged("router.conversation.unnamed", "router-0"))(GOOD)
+    assert worst(facts, "logs.signature").status == "pass"
 
 
 def test_nothing_is_told_twice() -> None:
