@@ -86,7 +86,10 @@ def doctor(
 
         show(findings, every=all_)
     if problem is not None and any(f.scope == "config" for f in findings):
-        ui.error(problem)
+        if isinstance(problem, NotFoundError):
+            ui.error(problem)
+        else:  # its problems are findings already
+            ui.say(f"error: {problem.message}", "bad")
         raise typer.Exit(int(problem.exit_code))
     if not healthy(findings, strict=strict):
         raise typer.Exit(int(ExitCode.BAD_ANSWER))

@@ -281,6 +281,11 @@ def test_each_cause_in_the_logs_is_a_finding_with_its_own_fix() -> None:
     assert first.evidence[1] == "the line itself"
 
 
+def test_requests_without_a_conversation_are_no_fault() -> None:
+    facts = logs(logged("router.conversation.unnamed", "router-0"))(GOOD)
+    assert worst(facts, "logs.signature").status == "pass"
+
+
 def test_nothing_is_told_twice() -> None:
     facts = BAD["runtime.late_reads"](GOOD)
     assert bad(facts) == ["runtime.late_reads"]

@@ -2,7 +2,7 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pdctl.base.facts import PairFacts, ServingFacts
 from pdctl.base.runfacts import KV_FLAG, ProcessFacts
@@ -308,8 +308,8 @@ def _weights(facts: PairFacts, _: str) -> Verdict:
     return passed(f"{len(first.parts)} files {where}; compared: {COMPARED}")
 
 
-def _checks() -> Iterator[Check]:
-    yield Check(
+CHECKS: tuple[Check, ...] = (
+    Check(
         id="engine.health",
         title="the engine answers",
         scope="engine",
@@ -318,8 +318,8 @@ def _checks() -> Iterator[Check]:
         meaning="Requests that need this engine fail, or run somewhere else without reuse.",
         fix=Fix("look at its log, then start it again", ("pdctl status", "pdctl up")),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.side_channel",
         title="its side channel answers to the other engines",
         scope="engine",
@@ -333,8 +333,8 @@ def _checks() -> Iterator[Check]:
             ("pdctl up",),
         ),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.version.equal",
         title="all engines run the same vLLM",
         scope="pair",
@@ -343,8 +343,8 @@ def _checks() -> Iterator[Check]:
         meaning="Engines of different versions refuse each other's handshake: no KV moves.",
         fix=Fix("install the same vLLM on all hosts (`engine.vllm`)", ("pdctl up",)),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.model.equal",
         title="all engines were started with the same model string",
         scope="pair",
@@ -354,8 +354,8 @@ def _checks() -> Iterator[Check]:
         "weights do not match.",
         fix=Fix("use the same model id or the same path on all hosts (`model.id`)"),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.weights.equal",
         title="all hosts have the same weights",
         scope="pair",
@@ -365,8 +365,8 @@ def _checks() -> Iterator[Check]:
         "wrong answers and no error.",
         fix=Fix("pin `model.revision` and load the model anew where it differs"),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.block_size.equal",
         title="all engines have the same KV block size",
         scope="pair",
@@ -376,8 +376,8 @@ def _checks() -> Iterator[Check]:
         "reads the wrong blocks.",
         fix=Fix("set `model.block_size`, which goes to both sides"),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.bidirectional",
         title="reuse is on in prefill and in decode",
         scope="pair",
@@ -390,8 +390,8 @@ def _checks() -> Iterator[Check]:
             ("pdctl up",),
         ),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.flags.equal",
         title="what must be equal is equal in the engines as they run",
         scope="pair",
@@ -400,8 +400,8 @@ def _checks() -> Iterator[Check]:
         meaning="The engines refuse each other, or read blocks that do not fit.",
         fix=Fix("start both from one configuration", ("pdctl up",)),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.role",
         title="its KV role is that of its side",
         scope="engine",
@@ -410,8 +410,8 @@ def _checks() -> Iterator[Check]:
         meaning="KV does not move the way the router sends it.",
         fix=Fix("prefill is `kv_producer`, decode `kv_consumer`", ("pdctl up",)),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.id",
         title="its engine id is new at every start",
         scope="engine",
@@ -424,8 +424,8 @@ def _checks() -> Iterator[Check]:
             ("pdctl down", "pdctl up"),
         ),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.failure_policy",
         title="a failed read ends its request at once in it",
         scope="engine",
@@ -434,8 +434,8 @@ def _checks() -> Iterator[Check]:
         meaning="With `recompute` a turn whose read is declined hangs for ever.",
         fix=Fix("start it with `kv.load_failure_policy: fail`", ("pdctl up",)),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.keys",
         title="it reads every key of its connector",
         scope="engine",
@@ -445,8 +445,8 @@ def _checks() -> Iterator[Check]:
         "were to set has its default.",
         fix=Fix("write the key that this version knows; the section `kv` does", ("pdctl up",)),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.room",
         title="it has room for new requests",
         scope="engine",
@@ -460,8 +460,8 @@ def _checks() -> Iterator[Check]:
             ("pdctl reuse off",),
         ),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.prefix_caching",
         title="decode runs with its prefix cache on",
         scope="engine",
@@ -470,8 +470,8 @@ def _checks() -> Iterator[Check]:
         meaning="Decode pulls the whole history from prefill at each turn, what it had included.",
         fix=Fix("leave `decode.prefix_caching` out", ("pdctl up",)),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.max_model_len.equal",
         title="all engines take prompts of the same length",
         scope="pair",
@@ -480,8 +480,8 @@ def _checks() -> Iterator[Check]:
         meaning="A prompt that one side takes is refused by the other.",
         fix=Fix("set `model.max_model_len`, which goes to both sides", ("pdctl up",)),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.plugin",
         title="pdctl's plugin is in force in it",
         scope="engine",
@@ -491,8 +491,8 @@ def _checks() -> Iterator[Check]:
         "changed while the engine runs.",
         fix=Fix("start the engine again; its log says why a lever does not fit", ("pdctl up",)),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.streaming",
         title="its streams bring handles",
         scope="engine",
@@ -501,8 +501,8 @@ def _checks() -> Iterator[Check]:
         meaning="Conversations that stream are never reused.",
         fix=Fix("leave `engine.plugin` on `auto`, or take vLLM 0.33 or later", ("pdctl up",)),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.drift",
         title="it runs as the configuration says",
         scope="engine",
@@ -511,7 +511,5 @@ def _checks() -> Iterator[Check]:
         meaning="The file was changed after the start, or the process was started otherwise.",
         fix=Fix("see what would change, then apply it", ("pdctl plan", "pdctl up")),
         needs=("host.reach",),
-    )
-
-
-CHECKS: tuple[Check, ...] = tuple(_checks())
+    ),
+)
