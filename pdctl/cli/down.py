@@ -43,7 +43,7 @@ def down(
     from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
-    deployment, config = _named(options.checked_name(name)) if name else _in_file(file)
+    deployment, config = _named(options.checked_name(name)) if name is not None else _in_file(file)
     store = StateStore(deployment)
     place = place_of(config) if config else place_here(deployment)
     marks = f"{place.state}/"
