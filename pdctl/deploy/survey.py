@@ -11,7 +11,7 @@ from pdctl.plan.build import build
 from pdctl.plan.chosen import kept
 from pdctl.plan.facts import Facts, HeldPort
 from pdctl.plan.model import Plan
-from pdctl.render.model import SHOWN, Chosen, Deployment
+from pdctl.render.model import SHOWN, Chosen, Deployment, Place
 from pdctl.state.model import DeploymentState
 from pdctl.state.store import StateStore
 
@@ -25,6 +25,7 @@ class Wanted:
         file: the file it came from.
         marks: what the mark of every process of the deployment begins with.
         rendered: gives the deployment with what a start chose.
+        place: where its things are on the hosts.
         verify: whether the two-turn proof is part of it.
     """
 
@@ -32,6 +33,7 @@ class Wanted:
     file: Path
     marks: str
     rendered: Callable[[Chosen], Deployment]
+    place: Place
     verify: bool = True
 
 
