@@ -49,7 +49,7 @@ def _read(file: "Path", name: str | None) -> "Status":
     world = reach.world_of(config) if config and state.target != "local" else local.this_machine()
     try:
         reach.try_to_connect(world)
-        return asyncio.run(read_status(world.hosts, state))
+        return asyncio.run(read_status(world.hosts, state, world.near))
     finally:
         world.close()
 

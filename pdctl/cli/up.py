@@ -49,7 +49,7 @@ def up(
         with hold(config.name, "pdctl up", wait=lock_wait):
             found = survey(world, wanted, store)
             _ask(found.plan, yes=yes)
-            prove = proof.two_turns(config, secrets, world.listen)
+            prove = proof.two_turns(config, secrets, world)
             outcome = runner.up(world, wanted, store, found, prove=prove)
     finally:
         world.close()
