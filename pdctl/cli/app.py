@@ -19,6 +19,7 @@ from pdctl.cli.render import render
 from pdctl.cli.reuse import reuse
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
+from pdctl.cli.size import size
 from pdctl.cli.status import status
 from pdctl.cli.tail_logs import tail_logs
 from pdctl.cli.up import up
@@ -46,6 +47,7 @@ app.command()(analyze)
 app.command()(reuse)
 app.command()(router)
 app.command()(schema)
+app.command()(size)
 app.command()(verify)
 app.command()(version)
 
