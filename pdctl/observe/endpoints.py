@@ -136,7 +136,8 @@ def _endpoint(process: Served, near: Callable[[Served], str] | None) -> Endpoint
             hints=["pdctl up"],
         )
     url = near(process) if near else process.url
-    return Endpoint(process.name, process.role, process.host, url, process.url)
+    known_as = "" if url == process.url else process.url
+    return Endpoint(process.name, process.role, process.host, url, known_as)
 
 
 def _external(target: ExternalTarget) -> tuple[Endpoint, ...]:
