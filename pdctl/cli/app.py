@@ -18,6 +18,7 @@ from pdctl.cli.render import render
 from pdctl.cli.reuse import reuse
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
+from pdctl.cli.set_ttl import set_ttl
 from pdctl.cli.status import status
 from pdctl.cli.tail_logs import tail_logs
 from pdctl.cli.up import up
@@ -42,6 +43,7 @@ app.command("tail-logs")(tail_logs)
 app.command()(doctor)
 app.command()(explain)
 app.command()(reuse)
+app.command()(set_ttl)
 app.command()(router)
 app.command()(schema)
 app.command()(verify)

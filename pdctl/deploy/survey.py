@@ -1,11 +1,12 @@
 """Looking before leaping: the world as it is, and the plan that follows. Changes nothing."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdctl.config.model import Config
 from pdctl.deploy import facts
+from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
 from pdctl.plan.build import build
 from pdctl.plan.chosen import kept
@@ -26,6 +27,7 @@ class Wanted:
         marks: what the mark of every process of the deployment begins with.
         rendered: gives the deployment with what a start chose.
         verify: whether the two-turn proof is part of it.
+        keys: for what is changed over HTTP.
     """
 
     config: Config
@@ -33,6 +35,7 @@ class Wanted:
     marks: str
     rendered: Callable[[Chosen], Deployment]
     verify: bool = True
+    keys: Keys = field(default_factory=Keys)
 
 
 @dataclass(frozen=True)
