@@ -7,8 +7,15 @@ runs. Secrets are parts of their own type: printing uses `masked()`, only target
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Union
 
 MASK = "***"
+_RESERVED = frozenset(
+    (
+        *("case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function"),
+        *("if", "in", "select", "then", "time", "until", "while"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class Secret:
         return "Secret(***)"
 
 
-Part = str | Secret
+Part = Union[str, Secret]  # noqa: UP007 - also runs on hosts whose Python is 3.9
 
 
 def reveal(part: Part) -> str:
@@ -75,9 +82,20 @@ class Command:
 
 def _line(env: Mapping[str, str], argv: list[str], cwd: str | None) -> str:
     words = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-    words += [shlex.quote(word) for word in argv]
+    words += [_program(argv[0]), *(shlex.quote(word) for word in argv[1:])] if argv else []
     line = " ".join(words)
-    return f"cd {shlex.quote(cwd)} && {line}" if cwd else line
+    return f"cd {shlex.quote(_folder(cwd))} && {line}" if cwd else line
+
+
+def _program(word: str) -> str:
+    """The first word: bare, `a=b` would be an assignment and `if` the begin of a sentence."""
+    quoted = shlex.quote(word)
+    return f"'{quoted}'" if quoted == word and ("=" in word or word in _RESERVED) else quoted
+
+
+def _folder(path: str) -> str:
+    """`-` would be the folder before, and `-P` an option."""
+    return f"./{path}" if path.startswith("-") else path
 
 
 def command(*parts: Part, env: Mapping[str, Part] | None = None, cwd: str | None = None) -> Command:

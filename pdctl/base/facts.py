@@ -161,6 +161,7 @@ class RouterFacts:
     """The running router.
 
     Attributes:
+        host: the machine, by its name in `PairFacts.hosts`; empty when it is not known.
         error: why it does not answer; the fields below are then empty.
         ours: it is pdctl's router and says what it knows; another one only forwards.
         example: it is upstream's example proxy.
@@ -185,6 +186,7 @@ class RouterFacts:
     version: str | None = None
     share: float | None = None
     open: bool | None = None
+    host: str = ""
 
 
 Side = Literal["prefill", "decode", "router", "config"]

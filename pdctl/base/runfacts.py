@@ -7,6 +7,7 @@ from pdctl.base.fix import Severity
 from pdctl.base.process import RoleName
 
 KV_FLAG = "--kv-transfer-config"
+_TOP_LEVEL = ("kv_role", "kv_buffer_device", "kv_load_failure_policy")
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,15 @@ class ProcessFacts:
         if self.running:
             return any(option.startswith(KV_FLAG) for option in self.running)
         return bool(self.starts)
+
+    @property
+    def extra_keys(self) -> frozenset[str]:
+        """Keys of `kv_connector_extra_config` that it was started with."""
+        path = f"{KV_FLAG} kv_connector_extra_config."
+        found = [each.removeprefix(path) for each in self.running if each.startswith(path)]
+        if not self.running and self.starts:
+            found = [key for key in self.starts[-1].options if not key.startswith(_TOP_LEVEL)]
+        return frozenset(key.partition(".")[0] for key in found)
 
     @property
     def bidirectional(self) -> bool | None:

@@ -8,6 +8,7 @@ import typer
 from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
+from pdctl.cli.analyze import analyze
 from pdctl.cli.doctor import doctor
 from pdctl.cli.down import down
 from pdctl.cli.explain import explain
@@ -42,6 +43,7 @@ app.command()(logs)
 app.command("tail-logs")(tail_logs)
 app.command()(doctor)
 app.command()(explain)
+app.command()(analyze)
 app.command()(reuse)
 app.command()(set_ttl)
 app.command()(router)

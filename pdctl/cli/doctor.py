@@ -73,10 +73,10 @@ def doctor(
 
         facts = load_bundle(from_)
     else:
-        look = _look(wanted, offline=offline, proof=proof, connect=connect_limit, since=since)
+        look = _look(wanted, offline=offline, proof=proof, since=since)
         source = context.get_parameter_source("file")
         named = source is not None and source.name != "DEFAULT"
-        facts, problem = _examine(file, look, wanted, save, named=named)
+        facts, problem = _examine(file, look, wanted, save, named=named, connect=connect_limit)
     ids = {check.id for check in wanted}
     findings = [finding for finding in run_checks(facts, CHECKS) if finding.id in ids]
     if json:
@@ -86,7 +86,10 @@ def doctor(
 
         show(findings, every=all_)
     if problem is not None and any(f.scope == "config" for f in findings):
-        ui.error(problem)
+        if isinstance(problem, NotFoundError):
+            ui.error(problem)
+        else:  # its problems are findings already
+            ui.say(f"error: {problem.message}", "bad")
         raise typer.Exit(int(problem.exit_code))
     if not healthy(findings, strict=strict):
         raise typer.Exit(int(ExitCode.BAD_ANSWER))
@@ -131,9 +134,7 @@ def _list(checks: "Sequence[Check]", *, json: bool) -> None:
     )
 
 
-def _look(
-    wanted: "Sequence[Check]", *, offline: bool, proof: bool, connect: float | None, since: str
-) -> "Look":
+def _look(wanted: "Sequence[Check]", *, offline: bool, proof: bool, since: str) -> "Look":
     from pdctl.base.durations import parse_duration
     from pdctl.observe.examine import Look
 
@@ -144,17 +145,22 @@ def _look(
             f"`{since}` is no duration", where="--since", expected="such as 30m or 2h"
         ) from error
     servers = any(check.scope not in ("config", "host", "aws") for check in wanted)
-    look = Look(
+    return Look(
         offline=offline or not servers,
         aws=not offline and any(check.scope == "aws" for check in wanted),
         proof=proof and any(check.id.startswith("runtime.") for check in wanted),
         window_s=window,
     )
-    return look if connect is None else replace(look, connect_s=connect)
 
 
 def _examine(
-    file: Path, look: "Look", wanted: "Sequence[Check]", save: Path | None, *, named: bool
+    file: Path,
+    look: "Look",
+    wanted: "Sequence[Check]",
+    save: Path | None,
+    *,
+    named: bool,
+    connect: float | None,
 ) -> "tuple[PairFacts, PdctlError | None]":
     """The facts, and why the configuration could not be used, when it could not."""
     from pdctl.deploy import local
@@ -174,12 +180,20 @@ def _examine(
             problem = None
         if all(check.scope == "config" for check in wanted):
             case = replace(case, hosts={}, wants={})
+        look = replace(look, connect_s=connect or _configured_limit(loaded) or look.connect_s)
         facts, logs = examine(case, look, world.listen)
     finally:
         world.close()
     if save is not None:
         _save(save, file, loaded, facts, {log.name: log.data for log in logs})
     return facts, problem
+
+
+def _configured_limit(loaded: "Loaded | None") -> float | None:
+    """Seconds that connecting may take, of a target that says so."""
+    access = getattr(loaded.config.target, "access", None) if loaded else None
+    limit: float | None = getattr(access, "connect_timeout", None)
+    return limit
 
 
 def _load(file: Path) -> "tuple[Loaded | None, PdctlError | None]":

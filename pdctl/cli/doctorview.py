@@ -61,8 +61,13 @@ def _show_group(line: ui.Writer, group: "Sequence[Finding]") -> None:
         line(_wrapped(f"fix: {first.fix.text}", "    "))
         for command in first.fix.commands:
             line(f"      {command}")
-    line(f"    more: pdctl explain {first.id}", "dim")
+    line(f"    more: pdctl explain {_explained(first)}", "dim")
     line("")
+
+
+def _explained(finding: "Finding") -> str:
+    """The id that says most: of logs, that of the signature."""
+    return finding.target if finding.scope == "logs" else finding.id
 
 
 def _show_short(line: ui.Writer, group: "Sequence[Finding]") -> None:
@@ -73,7 +78,10 @@ def _show_short(line: ui.Writer, group: "Sequence[Finding]") -> None:
 
 
 def _targets(group: "Sequence[Finding]") -> str:
-    names = [finding.target for finding in group]
+    return _named([finding.target for finding in group])
+
+
+def _named(names: "list[str]") -> str:
     if len(names) > _TARGETS:
         return f"{', '.join(names[:_TARGETS])} and {len(names) - _TARGETS} more"
     return listed(names)
@@ -81,17 +89,36 @@ def _targets(group: "Sequence[Finding]") -> str:
 
 def _fold(line: ui.Writer, skipped: "Sequence[Finding]") -> None:
     """Why things were not judged, one line a reason: one dead host is one line, not forty."""
-    reasons = Counter(finding.evidence[0] if finding.evidence else "" for finding in skipped)
-    for reason, count in reasons.most_common(_REASONS):
+    reasons = _reasons(skipped)
+    for reason, count in list(reasons.items())[:_REASONS]:
         checks = f"{count} check{'' if count == 1 else 's'}"
         line(_wrapped(f"{ui.mark('skip')} {checks} skipped: {reason}", "", "    "), "dim")
     if (more := len(reasons) - _REASONS) > 0:
-        left = sum(reasons.values()) - sum(c for _, c in reasons.most_common(_REASONS))
+        left = sum(list(reasons.values())[_REASONS:])
         line(
             f"{ui.mark('skip')} {left} skipped for {more} other reasons; `--all` shows them", "dim"
         )
     if skipped:
         line("")
+
+
+def _reasons(skipped: "Sequence[Finding]") -> dict[str, int]:
+    """How many were skipped for each reason: what waits for something first, then the most."""
+    needs: dict[str, dict[str, int]] = {}
+    others: Counter[str] = Counter()
+    for finding in skipped:
+        said = finding.evidence[0] if finding.evidence else ""
+        id, on, target = said.removeprefix("needs ").partition(" on ")
+        if said.startswith("needs ") and on:
+            counts = needs.setdefault(id, {})
+            counts[target] = counts.get(target, 0) + 1
+        else:
+            others[said] += 1
+    waiting = {
+        f"needs {id} on {_named(list(counts))}": sum(counts.values())
+        for id, counts in needs.items()
+    }
+    return waiting | dict(others.most_common())
 
 
 def _sum_up(line: ui.Writer, findings: "Sequence[Finding]") -> None:
@@ -107,7 +134,7 @@ def _sum_up(line: ui.Writer, findings: "Sequence[Finding]") -> None:
     line(", ".join(parts), style)
     worst = next((f for f in findings if f.status in ("fail", "warn")), None)
     if worst is not None and counts["fail"] + counts["warn"] > 1:
-        line(f"begin with the first: `pdctl explain {worst.id}`")
+        line(f"begin with the first: `pdctl explain {_explained(worst)}`")
 
 
 def _wrapped(text: str, indent: str, hanging: str | None = None) -> str:

@@ -43,19 +43,19 @@ def set_ttl(
     Exit status 0: it is in force, as decode's next handle says. 1: a server does not take it, or
     decode would have too little room left (`--yes` sets it all the same).
     """
-    from pdctl.deploy import local, ttl
+    from pdctl.deploy import local, reach, ttl
     from pdctl.engine import choices
     from pdctl.render.check import load_checked
     from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
     config = load_checked(file).config
-    local.require_local(config, "set-ttl")
+    local.require_reachable(config, "set-ttl")
     wanted = intervals_of(config, seconds)
     store = StateStore(config.name)
     secrets = local.read_secrets(config)
     plan = local.wanted_of(config, file, secrets, verify=True)
-    world = local.this_machine(ui.listener(verbose=False))
+    world = reach.world_of(config, ui.listener(verbose=False))
     try:
         state = _running(config, store.load())
         outlook = ttl.look(world, plan, state, wanted)

@@ -34,21 +34,21 @@ def status(
 def _read(file: "Path", name: str | None) -> "Status":
     import asyncio
 
-    from pdctl.deploy import local
+    from pdctl.deploy import local, reach
     from pdctl.observe.status import Status, read_status
     from pdctl.render.check import load_checked
     from pdctl.state.store import StateStore
 
-    if name is not None:
-        deployment, kind = options.checked_name(name), "local"
-    else:
-        config = load_checked(file).config
-        deployment, kind = config.name, config.target.kind
+    config = None if name is not None else load_checked(file).config
+    deployment = config.name if config else options.checked_name(name or "")
     state = StateStore(deployment).load()
     if state is None:
-        return Status(deployment, kind, (), None, None)
-    world = local.this_machine()
+        return Status(deployment, config.target.kind if config else "local", (), None, None)
+    if state.target != "local":
+        config = config or reach.config_of(state)
+    world = reach.world_of(config) if config and state.target != "local" else local.this_machine()
     try:
+        reach.try_to_connect(world)
         return asyncio.run(read_status(world.hosts, state))
     finally:
         world.close()

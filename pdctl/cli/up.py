@@ -29,19 +29,20 @@ def up(
     configured is left alone.
     """
     from pdctl.cli.plan import show_plan
-    from pdctl.deploy import local, proof, runner
+    from pdctl.deploy import local, proof, reach, runner
     from pdctl.deploy.survey import survey
     from pdctl.render.check import load_checked
     from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
     config = load_checked(file).config
-    local.require_local(config, "up")
+    local.require_reachable(config, "up")
     secrets = local.read_secrets(config)
     wanted = local.wanted_of(config, file, secrets, verify=verify)
     store = StateStore(config.name)
-    world = local.this_machine(ui.listener(verbose=verbose))
+    world = reach.world_of(config, ui.listener(verbose=verbose))
     try:
+        reach.connect_all(world)
         if dry_run:
             show_plan(survey(world, wanted, store).plan, json=json)
             return

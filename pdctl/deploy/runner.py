@@ -10,7 +10,7 @@ from pdctl.base import paths
 from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
 from pdctl.base.events import Note, StepDone, StepFailed, StepSkipped, StepStarted
 from pdctl.base.process import ProcessSpec, RunningProcess
-from pdctl.config.model import Config, LocalTarget
+from pdctl.config.model import Config, ExternalTarget
 from pdctl.deploy import audit, facts, folders, gates, install, logs, teardown, ttl
 from pdctl.deploy.interrupt import Interrupts
 from pdctl.deploy.survey import Survey, Wanted
@@ -199,6 +199,7 @@ class _Run:
         ]
 
     def _make_directories(self) -> str:
+        self._world.prepare()
         folders.make(self._world, self._deployment)
         made = [str(each.path) for each in self._deployment.directories]
         self._save(replace(self._state, directories=merged(self._state.directories, made)))
@@ -246,7 +247,7 @@ class _Run:
         return ", ".join(f"{spec.name} {spec.port}" for spec in starting)
 
     def _intent(self, spec: ProcessSpec, chosen: Chosen) -> ProcessRecord:
-        log = PurePosixPath(paths.log_dir(self._wanted.config.name)) / spec.log_name
+        log = self._wanted.place.state / "logs" / spec.log_name
         record = record_of(spec, log=str(log), engine_id=chosen.engine_ids.get(spec.name))
         return replace(record, log_offset=logs.size(self._host(spec), log))
 
@@ -323,18 +324,22 @@ class _Run:
 
     def _start_limit(self) -> float:
         target = self._wanted.config.target
-        assert isinstance(target, LocalTarget)
+        assert not isinstance(target, ExternalTarget)
         return target.start_timeout
 
     def _tell_what_runs(self, *, interrupted: bool) -> None:
         name = self._wanted.config.name
-        running = [
-            f"{record.name} (pid {record.ref.pid})"
-            for record in self._state.processes.values()
-            if record.ref and self._world.hosts[record.host].alive(record.ref)
-        ]
+        try:
+            running = [
+                f"{record.name} (pid {record.ref.pid})"
+                for record in self._state.processes.values()
+                if record.ref and self._world.hosts[record.host].alive(record.ref)
+            ]
+        except PdctlError as error:  # the error that ended it is the one to tell
+            runs = f"what runs cannot be asked: {error.message}"
+        else:
+            runs = f"still running: {', '.join(running)}" if running else "nothing of it runs"
         what = "interrupted; " if interrupted else ""
-        runs = f"still running: {', '.join(running)}" if running else "nothing of it runs"
         self._world.listen(
             Note(
                 f"{what}{runs}; `pdctl up -f {self._wanted.file}` goes on from here, "
@@ -356,7 +361,7 @@ def _renewed(state: DeploymentState | None, wanted: Wanted, now: float) -> Deplo
         config_file=str(wanted.file.absolute()),
         config_digest=digest_of(config),
         created_at=now,
-        stop_timeout=target.stop_timeout if isinstance(target, LocalTarget) else 0.0,
+        stop_timeout=0.0 if isinstance(target, ExternalTarget) else target.stop_timeout,
         kv=Intervals(config.kv.decoder_ttl, choices.router_ttl(config)),
     )
     if state is None:

@@ -12,7 +12,7 @@ from pdctl.plan.build import build
 from pdctl.plan.chosen import kept
 from pdctl.plan.facts import Facts, HeldPort
 from pdctl.plan.model import Plan
-from pdctl.render.model import SHOWN, Chosen, Deployment
+from pdctl.render.model import SHOWN, Chosen, Deployment, Place
 from pdctl.state.model import DeploymentState
 from pdctl.state.store import StateStore
 
@@ -26,6 +26,7 @@ class Wanted:
         file: the file it came from.
         marks: what the mark of every process of the deployment begins with.
         rendered: gives the deployment with what a start chose.
+        place: where its things are on the hosts.
         verify: whether the two-turn proof is part of it.
         keys: for what is changed over HTTP.
     """
@@ -34,6 +35,7 @@ class Wanted:
     file: Path
     marks: str
     rendered: Callable[[Chosen], Deployment]
+    place: Place
     verify: bool = True
     keys: Keys = field(default_factory=Keys)
 

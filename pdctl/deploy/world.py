@@ -15,6 +15,10 @@ def new_suffix() -> str:
     return secrets.token_hex(4)
 
 
+def nothing() -> None:
+    """What there is to prepare on this machine."""
+
+
 @dataclass(frozen=True)
 class World:
     """Hosts by their name in a deployment, the clock, and who is told.
@@ -26,6 +30,7 @@ class World:
         now: wall clock, seconds since the epoch.
         monotonic, sleep: for limits.
         suffix: new at every call.
+        prepare: makes the hosts such that folders can be made on them.
     """
 
     hosts: Mapping[str, Host]
@@ -35,6 +40,7 @@ class World:
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     suffix: Callable[[], str] = field(default=new_suffix)
+    prepare: Callable[[], None] = nothing
 
     def close(self) -> None:
         """Give connections back."""

@@ -142,6 +142,8 @@ def stands_on(facts: PairFacts, target: str, scope: Scope, needed: Scope) -> tup
     """Which targets of `needed` a target of `scope` stands on: its own host, or all of them."""
     if scope == "engine" and needed == "host":
         return tuple(engine.host for engine in facts.engines if engine.name == target)
+    if scope == "router" and needed == "host" and facts.router is not None:
+        return (facts.router.host,)
     if scope == needed:
         return (target,)
     return targets_of(facts, needed)

@@ -82,7 +82,7 @@ async def read_router(
     except UnreachableError as error:
         if isinstance(error, HttpStatusError) and error.status in (404, 405):
             return await _other_router(session, endpoint, key, timeout)
-        return RouterFacts(endpoint.url, error=error.message)
+        return RouterFacts(endpoint.url, error=error.message, host=endpoint.host)
     return RouterFacts(
         url=endpoint.url,
         ours=True,
@@ -94,6 +94,7 @@ async def read_router(
         retained_tokens=_count(state.get("retained_tokens")),
         metrics=await _router_metrics(session, endpoint.url, key, timeout),
         version=_text(state.get("version")),
+        host=endpoint.host,
     )
 
 
@@ -149,7 +150,8 @@ async def _other_router(
     except UnreachableError:
         health = {}
     # Nobody but upstream's example tells its health in these words.
-    return RouterFacts(endpoint.url, example="cached_conversations" in health, ready=True)
+    example = "cached_conversations" in health
+    return RouterFacts(endpoint.url, example=example, ready=True, host=endpoint.host)
 
 
 async def _maybe_router(

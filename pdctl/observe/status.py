@@ -129,8 +129,8 @@ def _is_example(record: ProcessRecord) -> bool:
 async def _read_role(
     session: aiohttp.ClientSession, hosts: Mapping[str, Host], record: ProcessRecord
 ) -> RoleStatus:
-    alive = record.ref is not None and hosts[record.host].alive(record.ref)
-    problem = await _problem(session, record) if alive else _why_gone(record)
+    alive, problem = await asyncio.to_thread(_alive, hosts.get(record.host), record)
+    problem = await _problem(session, record) if alive else problem
     return RoleStatus(
         role=record.role,
         index=record.index,
@@ -145,8 +145,16 @@ async def _read_role(
     )
 
 
-def _why_gone(record: ProcessRecord) -> str:
-    return f"pid {record.ref.pid} is gone" if record.ref else "not started"
+def _alive(host: Host | None, record: ProcessRecord) -> tuple[bool, str]:
+    """Whether it runs, and why not."""
+    if record.ref is None:
+        return False, "not started"
+    if host is None:
+        return False, f"the configuration has no host `{record.host}` any more"
+    try:
+        return host.alive(record.ref), f"pid {record.ref.pid} is gone"
+    except PdctlError as error:
+        return False, f"{record.host}: {error.message}"
 
 
 async def _problem(session: aiohttp.ClientSession, record: ProcessRecord) -> str:

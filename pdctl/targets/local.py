@@ -7,9 +7,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from pdctl.base.command import Command
 from pdctl.base.errors import (
@@ -38,8 +39,9 @@ reach the network. Nothing that changes how an engine computes."""
 INHERITED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_")
 _TOOL_PREFIXES = ("PIP_", "UV_")  # for commands that end, such as installers
 
+_CHUNK = 262144
 _POLL_S = 0.05
-_KILL_LIMIT_S = 10.0  # SIGKILL works at once, except on a process that hangs in the kernel
+KILL_LIMIT_S = 10.0  # SIGKILL works at once, except on a process that hangs in the kernel
 _TAIL_LINES = 20
 
 
@@ -50,6 +52,7 @@ class LocalHost:
         self._name = name
         self._boot_id = procfs.read_boot_id()
         self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: list[subprocess.Popen[bytes]] = []
 
     @property
     def name(self) -> str:
@@ -71,6 +74,36 @@ class LocalHost:
             TemporaryError: the limit passed.
         """
         began = time.monotonic()
+        out, err = piped.Collected(on_line), piped.Collected(on_line)
+        try:
+            status = self.pump(command, timeout=timeout, out=out.feed, err=err.feed, stdin=stdin)
+        except piped.LimitPassedError as passed:
+            lines = [line for each in (out, err) for line in each.text.splitlines()]
+            raise limit_passed(command, timeout, self._name, lines) from passed
+        for each in (out, err):
+            each.finish()
+        return Result(status, out.text, err.text, time.monotonic() - began)
+
+    def pump(
+        self,
+        command: Command,
+        *,
+        timeout: float,
+        out: piped.Take,
+        err: piped.Take,
+        stdin: bytes | None = None,
+        check: piped.Check | None = None,
+    ) -> int:
+        """Run to the end and keep nothing of the output; gives the exit status.
+
+        Args:
+            out, err: get the output as it comes; what they raise ends the command.
+            check: asked all the time; what it raises ends the command.
+
+        Raises:
+            NotFoundError: there is no such program.
+            LimitPassedError: the limit passed. Nothing of the command is left then.
+        """
         environ = self._environ(command, _TOOL_PREFIXES)
         with _explained(command, self._name):
             process = subprocess.Popen(
@@ -82,20 +115,28 @@ class LocalHost:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
+        self._running.append(process)
         with process:
             try:
-                out, err = piped.wait_for(process, timeout=timeout, on_line=on_line, stdin=stdin)
-            except piped.LimitPassedError as passed:
-                self._end_at_once(process)
-                raise TemporaryError(
-                    f"`{command.masked()}` did not end within {timeout:g} s",
-                    where=self._name,
-                    detail=passed.lines[-_TAIL_LINES:],
-                ) from passed
+                piped.wait_for(
+                    process,
+                    timeout=timeout,
+                    out=out,
+                    err=err,
+                    stdin=stdin,
+                    check=check or piped.go_on,
+                )
             except BaseException:  # also Ctrl-C: the command is in a session of its own
                 self._end_at_once(process)
                 raise
-        return Result(process.returncode, out, err, time.monotonic() - began)
+            finally:
+                self._running.remove(process)
+        return process.returncode
+
+    def end_running(self) -> None:
+        """End the commands that other threads wait for."""
+        for process in list(self._running):
+            self._end_at_once(process)
 
     def write_file(self, path: PurePosixPath, content: bytes, *, mode: int = 0o644) -> None:
         """Replace a file atomically, creating its directories.
@@ -103,13 +144,18 @@ class LocalHost:
         Raises:
             PermissionDeniedError, TemporaryError: not allowed; no space left.
         """
+        self.write_chunks(path, [content], mode=mode)
+
+    def write_chunks(self, path: PurePosixPath, chunks: Iterable[bytes], *, mode: int) -> None:
+        """The same for content that comes bit by bit; what getting it raises leaves the old."""
         target = Path(path)
         with _explained_path(path, self._name):
             target.parent.mkdir(parents=True, exist_ok=True)
-            handle, scratch = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+            handle, scratch = tempfile.mkstemp(prefix=_scratch_prefix(target), dir=target.parent)
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(content)
+                    for chunk in chunks:
+                        file.write(chunk)
                     file.flush()
                     os.fchmod(file.fileno(), mode)
                     os.fsync(file.fileno())
@@ -121,14 +167,26 @@ class LocalHost:
 
     def read_file(self, path: PurePosixPath, *, limit: int | None = None) -> bytes | None:
         """A file's bytes, the last `limit` of them if given; None when there is no such file."""
+        chunks = self.read_chunks(path, limit=limit)
+        return None if chunks is None else b"".join(chunks)
+
+    def read_chunks(
+        self, path: PurePosixPath, *, limit: int | None = None
+    ) -> Iterator[bytes] | None:
+        """The same bit by bit."""
         with _explained_path(path, self._name):
             try:
-                with open(path, "rb") as file:
-                    if limit is not None:
-                        file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
-                    return file.read()
+                file = open(path, "rb")  # noqa: SIM115 - closed by the one who reads
             except (FileNotFoundError, NotADirectoryError):
                 return None
+        return self._contents(file, path, limit)
+
+    def _contents(self, file: BinaryIO, path: PurePosixPath, limit: int | None) -> Iterator[bytes]:
+        with file, _explained_path(path, self._name):
+            if limit is not None:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+            while chunk := file.read(_CHUNK):
+                yield chunk
 
     def exists(self, path: PurePosixPath) -> bool:
         """True for a file or directory."""
@@ -157,16 +215,20 @@ class LocalHost:
         Raises:
             NotFoundError: there is no such program or working directory.
         """
-        environ = self._environ(spec.command)
+        return self.launch(spec.command, log)
+
+    def launch(self, command: Command, log: PurePosixPath) -> ProcessRef:
+        """`start` for a command that is nobody's role."""
+        environ = self._environ(command)
         with _explained_path(log, self._name):
             Path(log).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            with _explained(spec.command, self._name):
+            with _explained(command, self._name):
                 process = subprocess.Popen(
-                    spec.command.argv(),
+                    command.argv(),
                     env=environ,
-                    cwd=spec.command.cwd,
+                    cwd=command.cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -200,7 +262,7 @@ class LocalHost:
         seen: procfs.Seen = set()
         return self._signal_until_gone(
             ref, signal.SIGTERM, timeout, seen
-        ) or self._signal_until_gone(ref, signal.SIGKILL, _KILL_LIMIT_S, seen)
+        ) or self._signal_until_gone(ref, signal.SIGKILL, KILL_LIMIT_S, seen)
 
     def find(self, mark: str) -> list[RunningProcess]:
         """This user's processes whose `PDCTL_PROCESS` is `mark` or, for `dir/`, begins with it."""
@@ -274,7 +336,7 @@ class LocalHost:
         if stat is not None:
             ref = ProcessRef(stat.pid, stat.start_ticks, self._boot_id)
             self._children[process.pid] = process
-            self._signal_until_gone(ref, signal.SIGKILL, _KILL_LIMIT_S, set())
+            self._signal_until_gone(ref, signal.SIGKILL, KILL_LIMIT_S, set())
 
 
 class _MarkReader:
@@ -296,6 +358,22 @@ def _allowed(more: tuple[str, ...]) -> dict[str, str]:
         for name, value in os.environ.items()
         if name in INHERITED or name.startswith(prefixes)
     }
+
+
+def limit_passed(
+    command: Command, timeout: float, host: str, lines: Sequence[str]
+) -> TemporaryError:
+    """What is said of a command that was ended at its limit, with its last words."""
+    return TemporaryError(
+        f"`{command.masked()}` did not end within {timeout:g} s",
+        where=host,
+        detail=lines[-_TAIL_LINES:],
+    )
+
+
+def _scratch_prefix(target: Path) -> str:
+    """Shorter than the name may be, so that a name of the longest kind still fits."""
+    return os.fsdecode(os.fsencode(f".{target.name}")[:200]) + "."
 
 
 def _send(stat: procfs.Stat, number: signal.Signals) -> None:

@@ -7,9 +7,8 @@ from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
-import psutil
-
 from pdctl.base.errors import PermissionDeniedError, UsageError
+from pdctl.targets import procfs
 
 UNKNOWN_HOLDER = "another process"
 """Said when the holder belongs to another user, or to another network namespace."""
@@ -94,12 +93,11 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def _listener(address: str, port: int) -> str | None:
-    for connection in psutil.net_connections(kind="tcp"):
-        if connection.status != psutil.CONN_LISTEN or connection.pid is None:
-            continue
-        at = connection.laddr
-        if at and at.port == port and _meets(at.ip, address):
-            return f"pid {connection.pid} ({_name(connection.pid)})"
+    for held, inode in procfs.read_listeners(port):
+        pid = procfs.find_socket(inode) if _meets(held, address) else None
+        if pid is not None:
+            stat = procfs.read_stat(pid)
+            return f"pid {pid} ({stat.name if stat else 'ended'})"
     return None
 
 
@@ -110,10 +108,3 @@ def _meets(held: str, wanted: str) -> bool:
         return ip_address(held).is_unspecified or ip_address(wanted).is_unspecified
     except ValueError:
         return True  # a host name; the port is taken, and this is who has it
-
-
-def _name(pid: int) -> str:
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
-        return "ended"

@@ -6,13 +6,17 @@ member seen before, is there; otherwise `PDCTL_PROCESS` must say so.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdctl.base.process import MARK_ENV, ProcessRef
 
 _PROC = Path("/proc")
+_LISTENS = "0A"
 _GONE = frozenset("ZXx")  # a zombie runs nothing; only its parent can remove the entry
 
 
@@ -94,6 +98,40 @@ def read_mark(pid: int) -> str:
 def read_boot_id() -> str:
     """Changes at every boot."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def read_listeners(port: int) -> Iterator[tuple[str, int]]:
+    """Address and inode of every TCP socket of this network namespace that listens on a port."""
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (_PROC / "net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue  # a kernel without IPv6
+        for fields in map(str.split, lines):
+            address, _, number = fields[1].partition(":")
+            if fields[3] == _LISTENS and int(number, 16) == port:
+                yield _address(address), int(fields[9])
+
+
+def find_socket(inode: int) -> int | None:
+    """Pid of a process that has the socket open; None when it is none that may be looked at."""
+    wanted = f"socket:[{inode}]"
+    for entry in os.listdir(_PROC):
+        if not entry.isdigit():
+            continue
+        with suppress(OSError):
+            for file in os.scandir(_PROC / entry / "fd"):
+                with suppress(OSError):
+                    if os.readlink(file.path) == wanted:
+                        return int(entry)
+    return None
+
+
+def _address(text: str) -> str:
+    """`0100007F` to `127.0.0.1`: words of four bytes, each in this machine's byte order."""
+    words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
+    packed = struct.pack(f"={len(words)}I", *words)
+    return socket.inet_ntop(socket.AF_INET6 if len(words) > 1 else socket.AF_INET, packed)
 
 
 def is_mine(pid: int) -> bool:

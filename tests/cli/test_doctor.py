@@ -17,13 +17,14 @@ from pdctl.base.exits import ExitCode
 from pdctl.base.hostfacts import HostFacts
 from pdctl.deploy import case
 from pdctl.doctor.checks import CHECKS
-from pdctl.state.bundle import CONTENTS, FACTS
+from pdctl.state.bundle import CONTENTS, FACTS, save_bundle
 from pdctl.targets.base import Host, OutputSink, Result
 from pdctl.targets.local import LocalHost
 from tests.cli.deployed import Deployed
 from tests.cli.helpers import CliResult, run_cli
 from tests.cli.test_verify import Serve
 from tests.cli.test_verify import serve as serve
+from tests.doctor import cases
 from tests.observe.fakes import FakeEngine
 
 SECRET = "sk-very-secret-key-1"
@@ -149,6 +150,27 @@ def test_a_deployment_that_pdctl_started(deployed: Deployed) -> None:
     assert {c["target"]: c["evidence"][0] for c in gone}["decode-0"].endswith(" is gone")
 
 
+def test_a_cause_in_the_logs_is_explained_by_its_own_id(tmp_path: Path) -> None:
+    facts = cases.logs(cases.logged("gpu.oom", "decode-0"))(cases.GOOD)
+    save_bundle(tmp_path / "b", facts, config=None, logs={})
+    result = run_cli("doctor", "--from", str(tmp_path / "b"))
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0] == "x logs.signature (block) on gpu.oom"
+    assert "    more: pdctl explain gpu.oom" in lines
+    assert fits(result)
+    assert run_cli("explain", "gpu.oom").exit_code == 0
+
+
+def test_every_failure_there_is_fits_a_terminal(tmp_path: Path) -> None:
+    for number, change in enumerate(cases.BAD.values()):
+        folder = tmp_path / str(number)
+        save_bundle(folder, change(cases.GOOD), config=None, logs={})
+        result = run_cli("doctor", "--from", str(folder), "--all")
+        assert fits(result)
+        assert result.stdout.splitlines()[-1][:1].isalnum()
+
+
 # --- choosing --------------------------------------------------------------------------------
 
 
@@ -213,6 +235,7 @@ def test_a_configuration_that_is_wrong_is_told_whole(tmp_path: Path) -> None:
     found = statuses(result)
     assert found["config.keys"] == found["config.ttl"] == "fail"
     assert found["config.backends"] == "pass"
+    assert result.stderr.splitlines()[-1].endswith("pd.yaml has 2 problems")
     assert "did you mean" in json.dumps(result.json) or "recompute_threshold" in result.stdout
 
 
@@ -398,6 +421,8 @@ def test_twelve_hosts_of_which_three_are_dead(
         "x host.reach (block) on 10.77.0.3, 10.77.0.7 and 10.77.0.11"
     ]
     assert "    no answer within 1 s" in lines
+    folded = "skipped: needs host.reach on 10.77.0.3, 10.77.0.7 and 10.77.0.11"
+    assert folded in " ".join(result.stdout.split())
     assert fits(result)
     told = run_cli("doctor", "-f", str(file), "--connect-limit", str(LIMIT_S), "--json").json
     failing = [(c["id"], c["target"]) for c in told["checks"] if c["status"] == "fail"]

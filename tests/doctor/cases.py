@@ -141,6 +141,7 @@ ROUTER = RouterFacts(
     metrics=RouterMetrics(reasons={"HIT continued": 3, "MISS first_turn": 1}, reused_tokens=900),
     share=1.0,
     open=False,
+    host="a",
 )
 GOOD = PairFacts(
     name="demo",
@@ -299,6 +300,12 @@ BAD: Mapping[str, Change] = {
     "engine.flags.equal": decode_process(running=running("decode", **{"--dtype": "bfloat16"})),
     "engine.role": decode_process(running=running("decode", **{f"{_KV} kv_role": "kv_producer"})),
     "engine.id": decode_process(starts=(StartLine(1.0, "fixed"), StartLine(2.0, "fixed"))),
+    "engine.failure_policy": decode_process(
+        running=running("decode", **{f"{_KV} kv_load_failure_policy": "recompute"})
+    ),
+    "engine.keys": decode_process(
+        running=running("decode", **{f"{_KV} kv_connector_extra_config.remote_pull_threshold": "9"})
+    ),
     "engine.room": decode_metrics(kv_usage=0.9, waiting=1),
     "engine.prefix_caching": decode_metrics(prefix_caching=False),
     "engine.max_model_len.equal": decode(max_model_len=4096),

@@ -311,7 +311,6 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "warn",
         "prefill-0: subnet-1 has its default route to igw-1, no public address",
     ),
-    ("aws.internet", lambda: aws(routes=[]), "warn", "its default route to nowhere"),
     (
         "aws.subnet",
         lambda: aws(replace(WANT, subnet="subnet-1", zones=("us-west-2a",))),
@@ -489,11 +488,31 @@ def test_the_fix_of_an_address_names_the_first_interface() -> None:
     assert "--network-interface-id eni-2-0-0" in fix.commands[1]  # decode-0 comes first
 
 
+def test_how_to_prolong_depends_on_the_kind() -> None:
+    soon = ec2.NOW + timedelta(hours=3)
+    block = judged(aws(BLOCK_WANT, reservation=_reservation(**BLOCK, EndDate=soon)))
+    plain = judged(aws(reservation=_reservation(EndDate=soon)))
+    commands = [f["aws.reservation.end"].fix.commands[0] for f in (block, plain)]  # type: ignore[union-attr]
+    assert "describe-capacity-block-extension-offerings" in commands[0]
+    assert commands[1] == (
+        "aws ec2 modify-capacity-reservation --region us-west-2 --capacity-reservation-id cr-1 "
+        "--end-date-type unlimited"
+    )
+
+
 def test_an_elastic_address_is_enough() -> None:
     hosts = [{**each, "PublicIpAddress": "203.0.113.1"} for each in ec2.parts()["instances"]]
     found = judged(aws(replace(WANT, access="elastic-ip"), instances=hosts, routes=IGW))
     assert found["aws.address"].status == "pass"
     assert found["aws.internet"].status == "pass"
+
+
+def test_a_subnet_that_is_closed_on_purpose_is_no_fault() -> None:
+    found = judged(aws(routes=[]))["aws.internet"]
+    assert (found.status, found.evidence) == (
+        "skip",
+        ("subnet-1 has no default route: a mirror or VPC endpoints must stand in",),
+    )
 
 
 def test_ucx_hosts_are_not_asked_for_efa() -> None:

@@ -124,6 +124,12 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "Stale file handle",
     ),
     (
+        "host.disk",
+        lambda: p5en(disks=[{"path": "/opt", "at": "/opt", "free": 2**40, "error": "odd"}]),
+        "warn",
+        "odd",
+    ),
+    (
         "host.memory",
         lambda: laptop(memory={"cgroup": [{"limit": "2147483648", "used": "1"}]}),
         "fail",
@@ -195,7 +201,7 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "host.huge_pages",
         lambda: p5en(memory={"meminfo": "HugePages_Total: 0\nHugepagesize: 2048 kB\n"}),
         "warn",
-        "0 huge pages of 2048 KiB, expected 5128",
+        "0 huge pages of 2048 KiB, AWS's own EFA nodes have 5128",
     ),
     (
         "host.efa.module",
@@ -440,6 +446,24 @@ def test_fewer_devices_degrade_and_none_blocks() -> None:
     assert few["host.efa.devices"].severity == "degrade"
     none = {f.id: f for f in run_checks(pair(p5en(efa={"devices": []})), CHECKS)}
     assert none["host.efa.devices"].severity == "block"
+
+
+@pytest.mark.parametrize(
+    ("smi", "text"),
+    [
+        (samples.SMI_NO_DRIVER, "install the driver"),
+        ({"why": "no answer within 10 s"}, "the driver hangs"),
+        (
+            ran("Failed to initialize NVML: Driver/library version mismatch\n", status=18),
+            "the driver was updated",
+        ),
+    ],
+)
+def test_what_to_do_about_a_driver(smi: object, text: str) -> None:
+    run = {f.id: f for f in run_checks(pair(p5en(nvidia={"smi": smi})), CHECKS)}
+    fix = run["host.gpu.driver"].fix
+    assert fix is not None
+    assert fix.text.startswith(text)
 
 
 def test_a_host_without_python_is_told_how_to_get_one() -> None:

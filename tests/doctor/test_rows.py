@@ -137,6 +137,15 @@ def test_one_dead_host_is_one_failure_and_the_rest_names_it() -> None:
     assert {f.status for f in waiting} == {"skip"}
 
 
+def test_a_router_on_a_dead_host_is_no_second_failure() -> None:
+    dead = replace(GOOD, hosts=(HostFacts("a", "no answer"), HostFacts("b")))
+    facts = router(error="no answer")(dead)
+    assert [f.id for f in run_checks(facts, CHECKS) if f.status == "fail"] == ["host.reach"]
+    assert worst(facts, "router.reach").evidence == ("needs host.reach on a",)
+    elsewhere = router(error="no answer", host="")(dead)
+    assert worst(elsewhere, "router.reach").status == "fail"
+
+
 # --- what single checks say --------------------------------------------------------------------
 
 
@@ -171,6 +180,13 @@ def test_a_read_that_failed_before_decode_was_started_again_is_not_its_fault() -
     assert "runtime.transfers" not in bad(cases.RESTARTED(GOOD))
 
 
+def test_a_restart_that_the_router_noticed_is_worth_knowing_and_no_more() -> None:
+    facts = logs(logged("router.engine.restarted", "router-0"))(GOOD)
+    finding = worst(facts, "runtime.restarted")
+    assert (finding.status, finding.severity) == ("warn", "note")
+    assert bad(facts) == ["runtime.restarted"]
+
+
 def test_what_runs_shows_a_restart_by_the_engines_own_word() -> None:
     evidence = worst(cases.RESTARTED(GOOD), "runtime.restarted").evidence
     assert "decode-0 was started again at" in evidence[0]
@@ -189,6 +205,23 @@ def test_a_flag_is_read_from_the_log_where_no_process_shows_it() -> None:
     unknown = replace(other, starts=())
     skipped = replace(GOOD, processes=(unknown,))
     assert worst(skipped, "engine.bidirectional").status == "skip"
+
+
+def test_an_environment_that_cannot_be_seen_is_no_drift() -> None:
+    unseen = cases.decode_process(wanted_env={"A": "1"})
+    assert "engine.drift" not in bad(unseen(GOOD))
+    other = cases.decode_process(env={"A": "2"}, wanted_env={"A": "1"})
+    (said,) = worst(other(GOOD), "engine.drift").evidence
+    assert said == "A: 2 → 1 (running → configured)"
+
+
+def test_a_key_that_vllm_would_ignore_is_named_with_what_was_meant() -> None:
+    (said,) = worst(BAD["engine.keys"](GOOD), "engine.keys").evidence
+    assert said.startswith("`remote_pull_threshold` is not a key of any vLLM release; did you mean")
+    old = both(decode(version="0.21.0"), cases.decode_process())(GOOD)
+    assert worst(old, "engine.keys").evidence == (
+        "`decoder_kv_blocks_ttl` is not read by vLLM 0.21.0, though by other releases",
+    )
 
 
 def test_reuse_that_is_off_on_purpose_is_a_warning_and_no_failure() -> None:
@@ -246,6 +279,11 @@ def test_each_cause_in_the_logs_is_a_finding_with_its_own_fix() -> None:
     first = worst(facts, "logs.signature")
     assert first.evidence[0].startswith("2 × the GPU's memory is full, in decode-0 (1), last at ")
     assert first.evidence[1] == "the line itself"
+
+
+def test_requests_without_a_conversation_are_no_fault() -> None:
+    facts = logs(logged("router.conversation.unnamed", "router-0"))(GOOD)
+    assert worst(facts, "logs.signature").status == "pass"
 
 
 def test_nothing_is_told_twice() -> None:

@@ -169,7 +169,7 @@ async def test_a_decode_that_has_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retention, "shortfall", lambda *args, **more: 0)
-    limits = TurnLimits(first_byte=30.0, idle=30.0, total=30.0)
+    limits = TurnLimits(first_byte=90.0, idle=90.0, total=90.0)
 
     async def turn(router: Routed, place: int) -> None:
         prompt, name = random_ids(7300 + place, 500), f"room-{place}"

@@ -168,6 +168,25 @@ def test_what_the_example_asks() -> None:
     assert want_of(local) is None
 
 
+def test_a_router_host_is_one_only_where_the_configuration_has_one(tmp_path: Path) -> None:
+    text = (EXAMPLES / "p5en-1p1d.yaml").read_text()
+    (tmp_path / "api-keys.txt").write_text("k\n")
+    line = "  router: {count: 1, instance_type: c7i.2xlarge}\n"
+    assert line in text
+    file = tmp_path / "pd.yaml"
+
+    def roles(instead: str) -> list[tuple[str, int, tuple[str, ...]]]:
+        file.write_text(text.replace(line, instead))
+        want = want_of(load_checked(file).config)
+        assert want is not None
+        return [(each.role, each.count, each.ids) for each in want.roles]
+
+    engines = [("prefill", 1, ()), ("decode", 1, ())]
+    assert roles("") == engines
+    adopted = "  instance_ids: {router: [i-0a]}\n"
+    assert roles(adopted) == [*engines, ("router", 1, ("i-0a",))]
+
+
 @pytest.mark.parametrize("name", sorted(INSTANCE_TYPES))
 def test_the_list_of_types_agrees_with_ec2(name: str) -> None:
     """Counts as DescribeInstanceTypes had them; RDMA and Nitro are not in any API."""

@@ -59,6 +59,7 @@ async def test_everything_that_answers() -> None:
         pairs=(PairState(p_url, d_url, True),),
         ttl=450.0,
         threshold=64,
+        host="here",
         handles=0,
         retained_tokens=0,
     )

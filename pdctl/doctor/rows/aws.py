@@ -229,16 +229,33 @@ def _end(aws: AwsFacts, facts: PairFacts) -> Verdict:
     block = found.kind == "capacity-block"
     left = found.ends_at - facts.taken_at - (_BLOCK_ENDS_BEFORE if block else 0)
     what = "EC2 begins to end its instances" if block else "the reservation ends"
+    mend = _prolong(aws, found)
     if left <= 0:
-        return failed(f"{found.id}: {what}, or did")
+        return failed(f"{found.id}: {what}, or did", fix=mend)
     line = f"{found.id}: {what} in {format_duration(round(left / 60) * 60.0)}"
     if left < _END_AT_HAND:
-        return failed(line)
+        return failed(line, fix=mend)
     most = aws.want.max_hours
     if left < _END_NEAR or (not aws.instances and most is not None and left < most * _HOUR):
         wants = f"`max_hours` is {most:g}" if most is not None else "that is soon"
-        return warned(line, wants)
+        return warned(line, wants, fix=mend)
     return passed(line)
+
+
+def _prolong(aws: AwsFacts, found: AwsReservation) -> Fix:
+    where = f"--region {aws.want.region} --capacity-reservation-id {found.id}"
+    if found.kind == "capacity-block":
+        return Fix(
+            "see whether the block can be extended, which costs money, or move before it ends",
+            (
+                f"aws ec2 describe-capacity-block-extension-offerings {where} "
+                "--capacity-block-extension-duration-hours 24",
+            ),
+        )
+    return Fix(
+        "let it end later, or never",
+        (f"aws ec2 modify-capacity-reservation {where} --end-date-type unlimited",),
+    )
 
 
 def _quota(aws: AwsFacts, _: PairFacts) -> Verdict:
@@ -342,7 +359,7 @@ CHECKS: tuple[Check, ...] = (
         judge=of_aws(_end),
         meaning="A capacity block cannot be prolonged by itself: EC2 ends its instances from half "
         "an hour before its end on, whatever runs there.",
-        fix=Fix("extend the block in the console, or move before it ends", ("pdctl down",)),
+        fix=Fix("extend it, or move before it ends"),
         needs=("aws.access",),
     ),
     Check(

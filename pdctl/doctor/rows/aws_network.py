@@ -182,19 +182,20 @@ def _elastic(aws: AwsFacts, instance: AwsInstance) -> Fix:
 
 def _way_out(aws: AwsFacts, _: PairFacts) -> Verdict:
     subnets = {each.id: each for each in aws.subnets or () if each.routes_known}
-    closed: list[str] = []
-    fine: list[str] = []
-    for host in aws.engines:
-        subnet = subnets.get(host.subnet or "")
-        if subnet is None:
-            continue
-        way = subnet.way_out
-        line = f"{host.name}: {subnet.id} has its default route to {way or 'nowhere'}"
-        stuck = way is None or (way.startswith("igw-") and host.public_ip is None)
-        (closed if stuck else fine).append(line + (", no public address" if stuck and way else ""))
+    ways = [(h, s) for h in aws.engines if (s := subnets.get(h.subnet or "")) is not None]
+    if not ways:
+        return skipped("EC2 was not asked about its routes")
+    closed = [s.id for _, s in ways if s.way_out is None]
     if closed:
-        return warned(*closed)
-    return passed(*fine) if fine else skipped("EC2 was not asked about its routes")
+        return skipped(f"{closed[0]} has no default route: a mirror or VPC endpoints must stand in")
+    stuck = [
+        f"{host.name}: {subnet.id} has its default route to {subnet.way_out}, no public address"
+        for host, subnet in ways
+        if (subnet.way_out or "").startswith("igw-") and host.public_ip is None
+    ]
+    if stuck:
+        return warned(*stuck)
+    return passed(*(f"{host.name}: by {subnet.way_out}" for host, subnet in ways))
 
 
 def _subnet(aws: AwsFacts, _: PairFacts) -> Verdict:

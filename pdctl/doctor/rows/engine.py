@@ -1,14 +1,15 @@
 """Checks of each engine, and of what engines must have in common."""
 
+import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pdctl.base.facts import PairFacts, ServingFacts
 from pdctl.base.runfacts import KV_FLAG, ProcessFacts
 from pdctl.doctor.table import Check, Fix, Verdict, failed, passed, skipped, warned
 from pdctl.engine.kvconfig import KV_ROLES
 from pdctl.engine.owned import EQUAL_FLAGS
-from pdctl.engine.versions import release, rows
+from pdctl.engine.versions import every_kv_key, release, rows, traits
 from pdctl.observe.weights import COMPARED
 from pdctl.plan.differences import changes
 
@@ -153,13 +154,47 @@ def _engine_id(facts: PairFacts, target: str) -> Verdict:
     return passed(f"{running or next(iter(counts))}, of this start alone")
 
 
+def _policy(facts: PairFacts, target: str) -> Verdict:
+    process = facts.process(target)
+    if process is None or not process.knows_connector:
+        return skipped(_NOBODY_SHOWS)
+    policy = process.connector("kv_load_failure_policy") or "fail"
+    if policy == "recompute" and process.bidirectional:
+        return failed("it runs with `kv_load_failure_policy: recompute`")
+    return passed(f"`{policy}`")
+
+
+def _ignored(facts: PairFacts, target: str) -> Verdict:
+    process = facts.process(target)
+    if process is None or not process.knows_connector:
+        return skipped(_NOBODY_SHOWS)
+    version = _engine(facts, target).version or (facts.settings and facts.settings.vllm)
+    try:
+        known = traits(version or "").kv_keys.value
+    except ValueError:
+        return skipped("its version is not known")
+    unknown = sorted(process.extra_keys - known)
+    if not unknown:
+        return passed(f"vLLM {version} reads all {len(process.extra_keys)} of them")
+    return warned(*(_unread(key, version or "", known) for key in unknown))
+
+
+def _unread(key: str, version: str, known: frozenset[str]) -> str:
+    near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.4)
+    meant = f"; did you mean `{near[0]}`?" if near else ""
+    if key in every_kv_key():
+        return f"`{key}` is not read by vLLM {version}, though by other releases"
+    return f"`{key}` is not a key of any vLLM release{meant}"
+
+
 def _drift(facts: PairFacts, target: str) -> Verdict:
     process = facts.process(target)
     if process is None or not process.running or not process.wanted:
         return skipped("nothing to compare: what runs was not started by `pdctl up`, or not seen")
     said = [
         *changes(_options(process.running), _options(process.wanted)),
-        *changes(process.env, process.wanted_env),
+        # Another user's process shows its arguments, and not its environment.
+        *(changes(process.env, process.wanted_env) if process.env else ()),
     ]
     if not said:
         return passed(f"pid {process.pid} runs as the configuration says")
@@ -273,8 +308,8 @@ def _weights(facts: PairFacts, _: str) -> Verdict:
     return passed(f"{len(first.parts)} files {where}; compared: {COMPARED}")
 
 
-def _checks() -> Iterator[Check]:
-    yield Check(
+CHECKS: tuple[Check, ...] = (
+    Check(
         id="engine.health",
         title="the engine answers",
         scope="engine",
@@ -283,8 +318,8 @@ def _checks() -> Iterator[Check]:
         meaning="Requests that need this engine fail, or run somewhere else without reuse.",
         fix=Fix("look at its log, then start it again", ("pdctl status", "pdctl up")),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.side_channel",
         title="its side channel answers to the other engines",
         scope="engine",
@@ -298,8 +333,8 @@ def _checks() -> Iterator[Check]:
             ("pdctl up",),
         ),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.version.equal",
         title="all engines run the same vLLM",
         scope="pair",
@@ -308,8 +343,8 @@ def _checks() -> Iterator[Check]:
         meaning="Engines of different versions refuse each other's handshake: no KV moves.",
         fix=Fix("install the same vLLM on all hosts (`engine.vllm`)", ("pdctl up",)),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.model.equal",
         title="all engines were started with the same model string",
         scope="pair",
@@ -319,8 +354,8 @@ def _checks() -> Iterator[Check]:
         "weights do not match.",
         fix=Fix("use the same model id or the same path on all hosts (`model.id`)"),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.weights.equal",
         title="all hosts have the same weights",
         scope="pair",
@@ -330,8 +365,8 @@ def _checks() -> Iterator[Check]:
         "wrong answers and no error.",
         fix=Fix("pin `model.revision` and load the model anew where it differs"),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.block_size.equal",
         title="all engines have the same KV block size",
         scope="pair",
@@ -341,8 +376,8 @@ def _checks() -> Iterator[Check]:
         "reads the wrong blocks.",
         fix=Fix("set `model.block_size`, which goes to both sides"),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.bidirectional",
         title="reuse is on in prefill and in decode",
         scope="pair",
@@ -355,8 +390,8 @@ def _checks() -> Iterator[Check]:
             ("pdctl up",),
         ),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.flags.equal",
         title="what must be equal is equal in the engines as they run",
         scope="pair",
@@ -365,8 +400,8 @@ def _checks() -> Iterator[Check]:
         meaning="The engines refuse each other, or read blocks that do not fit.",
         fix=Fix("start both from one configuration", ("pdctl up",)),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.role",
         title="its KV role is that of its side",
         scope="engine",
@@ -375,8 +410,8 @@ def _checks() -> Iterator[Check]:
         meaning="KV does not move the way the router sends it.",
         fix=Fix("prefill is `kv_producer`, decode `kv_consumer`", ("pdctl up",)),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.id",
         title="its engine id is new at every start",
         scope="engine",
@@ -389,8 +424,29 @@ def _checks() -> Iterator[Check]:
             ("pdctl down", "pdctl up"),
         ),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
+        id="engine.failure_policy",
+        title="a failed read ends its request at once in it",
+        scope="engine",
+        severity="block",
+        judge=_policy,
+        meaning="With `recompute` a turn whose read is declined hangs for ever.",
+        fix=Fix("start it with `kv.load_failure_policy: fail`", ("pdctl up",)),
+        needs=("host.reach",),
+    ),
+    Check(
+        id="engine.keys",
+        title="it reads every key of its connector",
+        scope="engine",
+        severity="degrade",
+        judge=_ignored,
+        meaning="vLLM ignores unknown keys of `kv_connector_extra_config` in silence: what they "
+        "were to set has its default.",
+        fix=Fix("write the key that this version knows; the section `kv` does", ("pdctl up",)),
+        needs=("host.reach",),
+    ),
+    Check(
         id="engine.room",
         title="it has room for new requests",
         scope="engine",
@@ -399,13 +455,13 @@ def _checks() -> Iterator[Check]:
         meaning="Every finished turn keeps its blocks until the TTL ends. When those fill the "
         "engine, new requests wait for it.",
         fix=Fix(
-            "use pdctl's router, which gives back what is worth least; or lower `kv.decoder_ttl`, "
-            "or give decode more KV memory",
-            ("pdctl reuse off", "pdctl reuse on"),
+            "`pdctl reuse off` gives back at once what pdctl's router keeps there; for good, lower "
+            "`kv.decoder_ttl`, give decode more KV memory, or use a router that gives back",
+            ("pdctl reuse off",),
         ),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.prefix_caching",
         title="decode runs with its prefix cache on",
         scope="engine",
@@ -414,8 +470,8 @@ def _checks() -> Iterator[Check]:
         meaning="Decode pulls the whole history from prefill at each turn, what it had included.",
         fix=Fix("leave `decode.prefix_caching` out", ("pdctl up",)),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.max_model_len.equal",
         title="all engines take prompts of the same length",
         scope="pair",
@@ -424,8 +480,8 @@ def _checks() -> Iterator[Check]:
         meaning="A prompt that one side takes is refused by the other.",
         fix=Fix("set `model.max_model_len`, which goes to both sides", ("pdctl up",)),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.plugin",
         title="pdctl's plugin is in force in it",
         scope="engine",
@@ -435,8 +491,8 @@ def _checks() -> Iterator[Check]:
         "changed while the engine runs.",
         fix=Fix("start the engine again; its log says why a lever does not fit", ("pdctl up",)),
         needs=("host.reach",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.streaming",
         title="its streams bring handles",
         scope="engine",
@@ -445,8 +501,8 @@ def _checks() -> Iterator[Check]:
         meaning="Conversations that stream are never reused.",
         fix=Fix("leave `engine.plugin` on `auto`, or take vLLM 0.33 or later", ("pdctl up",)),
         needs=("engine.health",),
-    )
-    yield Check(
+    ),
+    Check(
         id="engine.drift",
         title="it runs as the configuration says",
         scope="engine",
@@ -455,7 +511,5 @@ def _checks() -> Iterator[Check]:
         meaning="The file was changed after the start, or the process was started otherwise.",
         fix=Fix("see what would change, then apply it", ("pdctl plan", "pdctl up")),
         needs=("host.reach",),
-    )
-
-
-CHECKS: tuple[Check, ...] = tuple(_checks())
+    ),
+)

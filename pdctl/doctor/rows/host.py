@@ -17,12 +17,11 @@ from pdctl.base.hostfacts import (
 )
 from pdctl.doctor.rows import host_efa, host_gpu, host_nixl
 from pdctl.doctor.rows.host_view import GIB, find, gib, of_efa_part, of_part
-from pdctl.doctor.table import Check, Fix, Verdict, failed, passed, skipped, warned
+from pdctl.doctor.table import Check, Fix, Status, Verdict, failed, passed, skipped, warned
 from pdctl.observe.host.read import NO_PYTHON
 
 _MEMLOCK = 16 * GIB  # less than this is known to be too little for EFA
 _HUGE_PAGES = 5128  # of 2 MiB: what AWS's own EFA nodes set aside
-_HUGE_BYTES = _HUGE_PAGES * 2 * 2**20
 _ENGINE_BYTES = int(1.5 * GIB)  # a small CPU engine without its KV cache
 _SHM = GIB  # vLLM's message queues and NCCL between the GPUs of one engine
 _SHM_NEEDED_FROM = 2  # GPUs
@@ -146,9 +145,9 @@ def _huge_pages(host: HostFacts, want: HostWant, memory: MemoryFacts) -> Verdict
         return skipped("/proc/meminfo tells nothing of huge pages")
     evidence = (
         f"{memory.huge_pages} huge pages of {memory.huge_size // 1024} KiB, "
-        f"expected {_HUGE_PAGES} of 2048 KiB"
+        f"AWS's own EFA nodes have {_HUGE_PAGES} of 2048 KiB"
     )
-    if memory.huge_pages * memory.huge_size < _HUGE_BYTES:
+    if memory.huge_pages == 0:
         return warned(evidence)
     return passed(evidence)
 
@@ -179,27 +178,30 @@ def _ahead(offset: float) -> str:
 def _ports(host: HostFacts, want: HostWant, ports: tuple[PortFacts, ...]) -> Verdict:
     if not ports:
         return skipped("no port is fixed: pdctl chooses them at `up`")
-    bad: list[str] = []
-    unclear: list[str] = []
-    fine: list[str] = []
-    first = 0
-    for each in ports:
-        port = each.port
-        place = f"{port.address}:{port.port} ({port.kind} of {port.process})"
-        if each.free:
-            fine.append(f"{place} is free")
-        elif want.marks and each.mark == f"{want.marks}{port.process}":
-            fine.append(f"{place} is held by {port.process} itself")
-        elif each.free is None:
-            bad.append(f"{place} cannot be listened on: {each.error}")
-        elif each.holder is None:
-            unclear.append(f"{place} is held by a process that this user cannot see")
-        else:
-            bad.append(f"{place} is held by {each.holder}")
-        first = first or (port.port if bad else 0)
+    told = [(each.port.port, *_told(each, want)) for each in ports]
+    bad = [(port, text) for port, status, text in told if status == "fail"]
+    unclear = [(port, text) for port, status, text in told if status == "warn"]
+    evidence = [text for _, text in (*bad, *unclear)]
     if bad:
-        return failed(*bad, *unclear, fix=_free_port(first))
-    return warned(*unclear) if unclear else passed(*fine)
+        return failed(*evidence, fix=_free_port(bad[0][0]))
+    if unclear:
+        return warned(*evidence, fix=_free_port(unclear[0][0]))
+    return passed(*(text for _, _, text in told))
+
+
+def _told(each: PortFacts, want: HostWant) -> tuple[Status, str]:
+    """What is so of one port, and how that is to be taken."""
+    port = each.port
+    place = f"{port.address}:{port.port} ({port.kind} of {port.process})"
+    if each.free:
+        return "pass", f"{place} is free"
+    if want.marks and each.mark == f"{want.marks}{port.process}":
+        return "pass", f"{place} is held by {port.process} itself"
+    if each.free is None:
+        return "fail", f"{place} cannot be listened on: {each.error}"
+    if each.holder is None:
+        return "warn", f"{place} is held by a process that this user cannot see"
+    return "fail", f"{place} is held by {each.holder}"
 
 
 def _free_port(port: int) -> Fix:

@@ -30,9 +30,8 @@ def _driver(host: HostFacts, want: HostWant, nvidia: NvidiaFacts) -> Verdict:
     if not nvidia.gpus:
         if nvidia.on_bus == 0:
             return failed("the PCI bus has no NVIDIA GPU", fix=Fix("use a host with GPUs"))
-        if "mismatch" in nvidia.error:
-            return failed(f"nvidia-smi: {nvidia.error}", fix=_REBOOT)
-        return failed(f"nvidia-smi: {nvidia.error or 'it lists no GPU'}")
+        mend = next((fix for text, fix in _MEND if text in nvidia.error), None)
+        return failed(f"nvidia-smi: {nvidia.error or 'it lists no GPU'}", fix=mend)
     cuda = host.nixl.cuda if host.nixl else None
     major = numbers(cuda)
     oldest = _DRIVER_OF_CUDA.get(major[0]) if major else None
@@ -43,9 +42,22 @@ def _driver(host: HostFacts, want: HostWant, nvidia: NvidiaFacts) -> Verdict:
     return passed(f"driver {nvidia.driver}" + (f", CUDA {cuda}" if cuda else ""))
 
 
-_REBOOT = Fix(
-    "the driver was updated while its module was loaded: reboot the host", ("sudo reboot",)
+_MEND = (
+    (
+        "mismatch",
+        Fix(
+            "the driver was updated while its module was loaded: reboot the host", ("sudo reboot",)
+        ),
+    ),
+    (
+        "no answer within",
+        Fix(
+            "the driver hangs: look for Xid errors, then reboot the host",
+            ("sudo dmesg | grep -i -e nvrm -e xid", "sudo reboot"),
+        ),
+    ),
 )
+"""What to do about what nvidia-smi says, by a text in it."""
 
 
 def _count(host: HostFacts, want: HostWant, nvidia: NvidiaFacts) -> Verdict:

@@ -8,6 +8,8 @@ from pdctl.doctor.table import Check, Fix, Verdict, failed, passed, skipped, war
 from pdctl.observe.signatures import BY_ID
 
 _SOURCES = 6
+_MEANT = frozenset({"router.conversation.unnamed"})
+"""What clients may do, and the proof does; a router that minds is told of by `router.kind`."""
 
 
 def _signature(facts: PairFacts, target: str) -> Verdict:
@@ -17,6 +19,8 @@ def _signature(facts: PairFacts, target: str) -> Verdict:
     found = next((each for each in logs.findings if each.id == target), None)
     if found is None:
         return passed(f"nothing bad in {', '.join(logs.bytes_read) or 'no logs'}")
+    if target in _MEANT:
+        return passed(f"{found.count} × {found.title}, as in the proof's own cold run")
     if target in TOLD:
         return skipped("told by the checks of `runtime.`")
     where = ", ".join(f"{name} ({count})" for name, count in list(found.sources.items())[:_SOURCES])

@@ -152,6 +152,7 @@ CHECKS: tuple[Check, ...] = (
         judge=_reach,
         meaning="Clients get no answer.",
         fix=Fix("look at its log, then start it again", ("pdctl status", "pdctl up")),
+        needs=("host.reach",),
     ),
     Check(
         id="router.ttl",

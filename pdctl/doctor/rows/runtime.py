@@ -92,7 +92,7 @@ def _restarted(facts: PairFacts, _: str) -> Verdict:
         return _no_logs(facts)
     found = tuple(f for f in logs.of(*LOST_PEER) if any("prefill" in s for s in f.sources))
     if not found:
-        return passed("no read met an engine that was gone")
+        return _forgotten(facts, logs)
     starts = {e.name: _start_of(facts, e) for e in facts.engines}
     prefill = max((starts[e.name] or 0.0 for e in facts.role("prefill")), default=0.0)
     last = max((f.last for f in found if f.last is not None), default=None)
@@ -108,6 +108,18 @@ def _restarted(facts: PairFacts, _: str) -> Verdict:
             *_lines(found),
         )
     return passed("reads failed, but not because decode was started again")
+
+
+def _forgotten(facts: PairFacts, logs: LogFacts) -> Verdict:
+    """What pdctl's router makes of a restart: it forgets the handles, and no read fails."""
+    seen = logs.of("router.engine.restarted")
+    if seen:
+        return warned(
+            *(_told(facts, each) for each in seen),
+            "the router forgot its handles; those conversations compute their next turn anew",
+            severity="note",
+        )
+    return passed("no read met an engine that was gone")
 
 
 def _transfers(facts: PairFacts, _: str) -> Verdict:

@@ -25,7 +25,9 @@ def _port(port: WantedPort, answer: dict[str, object]) -> PortFacts:
     holders = [mapping(each) for each in items(answer.get("holders"))]
     if not holders:
         return PortFacts(port, free=False)
-    first = holders[0]
+    # Others may have the same port on other addresses of the host.
+    own = [each for each in holders if text(each.get("mark")).endswith(f"/{port.process}")]
+    first = (own or holders)[0]
     name = text(first.get("name")) or "?"
     return PortFacts(
         port,

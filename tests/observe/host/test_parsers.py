@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdctl.base.facts import from_json, to_json
@@ -267,6 +267,16 @@ def test_ports() -> None:
     ]
 
 
+def test_of_several_holders_the_deployments_own_is_told() -> None:
+    """Somebody else may have the same port on another address."""
+    holders = [
+        {"pid": 7, "name": "nginx", "mark": ""},
+        {"pid": 12, "name": "vllm", "mark": "/s/demo/prefill-0"},
+    ]
+    (found,) = read_ports([{"errno": errno.EADDRINUSE, "holders": holders}], (PORT,))
+    assert (found.holder, found.mark) == ("pid 12 (vllm)", "/s/demo/prefill-0")
+
+
 def test_peers() -> None:
     raw = [{"reach": "open", "seconds": 0.1}, {"reach": "timeout"}, {"reach": "nonsense"}]
     assert [p.reach for p in read_peers(raw, (PEER,) * 3)] == ["open", "timeout", "unreachable"]
@@ -369,18 +379,21 @@ GARBAGE = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(_key(), st.fixed_dictionaries({"ok": GARBAGE}) | GARBAGE))
 def test_no_answer_makes_a_parser_raise(parts: dict[str, Any]) -> None:
     found = facts_of("a", WANT, parts, None)
     assert from_json(HostFacts, to_json(found)) == found
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(samples.recorded())), GARBAGE)
 def test_no_part_makes_its_parser_raise(name: str, garbage: object) -> None:
     found = facts_of("a", WANT, {**samples.recorded(), name: {"ok": garbage}}, None)
     assert from_json(HostFacts, to_json(found)) == found
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_output_makes_reading_raise(printed: str) -> None:
     assert parts_of(printed) is None

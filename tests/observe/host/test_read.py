@@ -172,7 +172,8 @@ def test_what_a_local_pair_asks() -> None:
         ("decode-0", "http"),
         ("decode-0", "side channel"),
     ]
-    assert want.paths[0].use == "engines"
+    # The built-in model is made, not downloaded.
+    assert [path.use for path in want.paths] == ["engines", "state and logs", "temporary files"]
     assert not want.over_efa
 
 
@@ -212,6 +213,7 @@ def test_what_p5en_hosts_are_asked() -> None:
         ("decode-0", "10.0.0.2", "side channel")
     ]
     assert "models" in [path.use for path in prefill.paths]
+    assert [path.use for path in router.paths] == ["state and logs", "temporary files"]
     assert (router.instance_type, router.efa, router.engine_python) == ("c7i.2xlarge", None, None)
     assert not router.over_efa
     assert [(p.process, p.kind) for p in router.peers] == [

@@ -1,0 +1,145 @@
+"""One pass over all logs, on all cores, and a second over what was out of order."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import TypeVar
+
+from pdctl.analyze.lines import BLOCK, Log, Part, blocks, parts_of
+from pdctl.analyze.read import JsonReader, Reading, is_rich
+from pdctl.analyze.record import Row
+from pdctl.analyze.sums import Sums
+from pdctl.analyze.turns import Id, Sample, Tally, digest
+
+R = TypeVar("R")
+
+_SMALL = 32 << 20
+"""Bytes below which a second process costs more than it saves."""
+_LARGE = 512 << 20
+"""Bytes after which what a process has found is put together with the rest."""
+_AT_ONCE = 8_000_000
+"""Rows out of order that are sorted in memory at once."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How to scan.
+
+    Attributes:
+        ttl: seconds, as in `Sums`.
+        sample: rows to keep for a replay.
+        part: bytes that are read as one; None: what suits the size of the logs.
+        cores: processes at once.
+    """
+
+    ttl: float
+    sample: int = 400_000
+    part: int | None = None
+    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+
+
+@dataclass
+class Scanned:
+    """What was found.
+
+    Attributes:
+        tally: sums over all logs.
+        readings: what became of the lines, by name of the log.
+        rich: whether a log says more than it must.
+    """
+
+    tally: Tally
+    readings: dict[str, Reading]
+    rich: bool
+
+
+@dataclass(frozen=True)
+class _Job:
+    part: Part
+    rich: bool
+    wanted: Wanted
+    mask: int
+
+
+def scan(logs: Sequence[Log], wanted: Wanted) -> Scanned:
+    """Read logs to their ends, the oldest first."""
+    peeked = [(log, *_peek(log)) for log in logs]
+    peeked.sort(key=lambda each: each[1])
+    rich = any(each[2] for each in peeked)
+    total = sum(log.size for log in logs)
+    size = wanted.part or max(_SMALL, min(_LARGE, -(-total // wanted.cores)))
+    named = [(log.name, part) for log, *_ in peeked for part in parts_of(log, size)]
+    mask = _mask(total, wanted.sample)
+    jobs = [_Job(part, rich, wanted, mask) for _, part in named]
+    tally = Tally(Sums(wanted.ttl), Sample(wanted.sample, mask))
+    readings: dict[str, Reading] = {log.name: Reading() for log in logs}
+    for (name, _), (found, reading) in zip(named, _each(_pass, jobs, wanted.cores), strict=True):
+        if tally.rows:
+            tally.merge(found)
+        else:
+            tally = found
+        readings[name].merge(reading)
+    if tally.disordered:
+        _put_in_order(tally, jobs, wanted.cores)
+    return Scanned(tally, readings, rich)
+
+
+def _mask(total: int, most: int) -> int:
+    """What a sample will come to, so that it need not be kept first and dropped then."""
+    mask = 0
+    while total / 150 / (mask + 1) > most:
+        mask = mask * 2 + 1
+    return mask
+
+
+def _peek(log: Log) -> tuple[float, bool]:
+    """When a log begins, and whether it is a rich one."""
+    block = next(blocks(Part(log.path, 0, min(log.size, BLOCK), log.packed)), b"")
+    rich = is_rich(block)
+    rows = JsonReader(rich=rich).rows(block)
+    return min((row.ts for row in rows if row.ts is not None), default=0.0), rich
+
+
+def _each(work: Callable[[_Job], R], jobs: Sequence[_Job], cores: int) -> Iterator[R]:
+    if len(jobs) == 1 or cores == 1:
+        yield from map(work, jobs)
+        return
+    with ProcessPoolExecutor(min(cores, len(jobs)), get_context("fork")) as pool:
+        yield from pool.map(work, jobs)
+
+
+def _pass(job: _Job) -> tuple[Tally, Reading]:
+    reader = JsonReader(rich=job.rich)
+    tally = Tally(Sums(job.wanted.ttl), Sample(job.wanted.sample, job.mask))
+    for block in blocks(job.part):
+        tally.add(reader.rows(block))
+    return tally, reader.reading
+
+
+def _put_in_order(tally: Tally, jobs: Sequence[_Job], cores: int) -> None:
+    """Read again what belongs to conversations that are out of order, and count them anew."""
+    share = len(tally.disordered) / len(tally.last)
+    turns = int(tally.rows * share / _AT_ONCE) + 1
+    for turn in range(turns):
+        ids = {id for id in tally.disordered if digest(id) % turns == turn}
+        rows: dict[Id, list[Row]] = {}
+        for found in _each(_Only(ids), jobs, cores):
+            for row in found:
+                rows.setdefault(row.conversation_id, []).append(row)  # type: ignore[arg-type]
+        tally.reorder(rows)
+
+
+@dataclass(frozen=True)
+class _Only:
+    """Reads the rows of some conversations."""
+
+    ids: set[Id]
+
+    def __call__(self, job: _Job) -> list[Row]:
+        reader = JsonReader(rich=job.rich)
+        found: list[Row] = []
+        for block in blocks(job.part):
+            found += [row for row in reader.rows(block) if row.conversation_id in self.ids]
+        return found

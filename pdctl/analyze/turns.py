@@ -1,0 +1,201 @@
+"""Turns that follow one another, found in one pass over rows in the order of the log.
+
+A turn is paired with the row before it of its conversation. Where a row is older than the one
+before, the conversation is out of order; it is noted, and all its pairs are made again from its
+sorted rows by a second pass (see `ordered`).
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from math import inf, nan
+from zlib import crc32
+
+from pdctl.analyze.record import Rich, Row
+from pdctl.analyze.sums import Sums, end_of
+
+Id = str | int
+WIDTH = 6
+"""Numbers kept of a row: arrival, prompt tokens, output tokens, end, reused tokens, TTFT in ms."""
+
+
+@dataclass
+class Sample:
+    """All rows of some conversations: all of them, or of every 2nd, 4th, … by a digest of their
+    ids, so that no more than `most` rows are kept.
+
+    Attributes:
+        most: rows.
+        mask: a conversation is in when the digest has none of these bits.
+        rows: how many there are.
+        kept: `WIDTH` numbers for each row, in the order of the log; NaN: not logged.
+    """
+
+    most: int = 400_000
+    mask: int = 0
+    rows: int = 0
+    kept: dict[Id, "array[float]"] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> int:
+        """One conversation of how many is kept."""
+        return self.mask + 1
+
+    def begin(self, ids: Iterable[Id]) -> None:
+        """Conversations that were not seen before."""
+        for each in ids:
+            if not digest(each) & self.mask and each not in self.kept:
+                self.kept[each] = array("d")
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Keep what is of a conversation that is in."""
+        kept = self.kept
+        for row in [row for row in rows if row.conversation_id in kept]:
+            kept[row.conversation_id].extend(numbers(row))  # type: ignore[index]
+            self.rows += 1
+        while self.rows > self.most:
+            self.thin(self.mask * 2 + 1)
+
+    def thin(self, mask: int) -> None:
+        """Let go of what is not in under the mask."""
+        self.mask = mask
+        self.kept = {id: rows for id, rows in self.kept.items() if not digest(id) & mask}
+        self.rows = sum(map(len, self.kept.values())) // WIDTH
+
+    def merge(self, later: "Sample") -> None:
+        """Put what was kept of a later part of the log behind."""
+        mask = self.mask | later.mask
+        for each in (self, later):
+            if each.mask != mask:
+                each.thin(mask)
+        for id, rows in later.kept.items():
+            if id in self.kept:
+                self.kept[id].extend(rows)
+            else:
+                self.kept[id] = rows
+        self.rows += later.rows
+        while self.rows > self.most:
+            self.thin(self.mask * 2 + 1)
+
+
+def digest(id: Id) -> int:
+    """The same in every process, unlike `hash`."""
+    return crc32(str(id).encode("utf-8", "surrogatepass"))
+
+
+def numbers(row: Row) -> tuple[float, ...]:
+    """A row as it is kept."""
+    assert row.ts is not None
+    assert row.prompt_tokens is not None
+    if isinstance(row, Rich):
+        return (
+            row.ts,
+            row.prompt_tokens,
+            _or_nan(row.output_tokens),
+            end_of(row) if row.total_ms is not None else nan,
+            _or_nan(row.reused_tokens),
+            _or_nan(row.ttft_ms),
+        )
+    return (row.ts, row.prompt_tokens, nan, nan, nan, nan)
+
+
+def _or_nan(value: float | None) -> float:
+    return nan if value is None else value
+
+
+@dataclass
+class Tally:
+    """What one pass has found so far.
+
+    Attributes:
+        sums: over pairs.
+        sample: rows to replay.
+        first, last: of each conversation, in the order of the log.
+        disordered: conversations that have a row older than the one before it.
+        rows: how many there were.
+        since, until: the earliest and the latest arrival.
+    """
+
+    sums: Sums
+    sample: Sample = field(default_factory=Sample)
+    first: dict[Id, Row] = field(default_factory=dict)
+    last: dict[Id, Row] = field(default_factory=dict)
+    disordered: set[Id] = field(default_factory=set)
+    rows: int = 0
+    since: float = inf
+    until: float = -inf
+
+    def add(self, rows: list[Row]) -> None:
+        """Count rows, in the order of the log."""
+        if not rows:
+            return
+        last = self.last
+        get = last.get
+        before: list[Row | None] = []
+        note = before.append
+        for row in rows:
+            id = row.conversation_id
+            note(get(id))  # type: ignore[arg-type]
+            last[id] = row  # type: ignore[index]
+        self.rows += len(rows)
+        self._see((rows[0].ts, rows[-1].ts))
+        later: Sequence[Row] = rows
+        if not all(before):
+            fresh = [row for row, old in zip(rows, before, strict=True) if old is None]
+            new = {row.conversation_id: row for row in fresh}
+            self.first.update(new)  # type: ignore[arg-type]
+            self.sample.begin(new)  # type: ignore[arg-type]
+            later = list(compress(rows, before))
+            before = list(compress(before, before))
+        self._pair(before, later)  # type: ignore[arg-type]
+        self.sample.add(rows)
+
+    def _see(self, times: Iterable[float | None]) -> None:
+        for ts in times:
+            assert ts is not None
+            self.since = min(self.since, ts)
+            self.until = max(self.until, ts)
+
+    def _pair(self, before: Sequence[Row], rows: Sequence[Row]) -> None:
+        if self.sums.add(before, rows) <= 0:
+            for old, new in zip(before, rows, strict=True):
+                if _key(new) < _key(old):
+                    self.disordered.add(new.conversation_id)  # type: ignore[arg-type]
+                    self._see((new.ts,))
+
+    def merge(self, later: "Tally") -> None:
+        """Add what was found in a later part of the log."""
+        joined = [(old, new) for id, new in later.first.items() if (old := self.last.get(id))]
+        self.sums.merge(later.sums)
+        self._pair([old for old, _ in joined], [new for _, new in joined])
+        for id, row in later.first.items():
+            self.first.setdefault(id, row)
+        self.last.update(later.last)
+        self.disordered |= later.disordered
+        self.sample.merge(later.sample)
+        self.rows += later.rows
+        if later.rows:
+            self._see((later.since, later.until))
+
+    def reorder(self, rows: dict[Id, list[Row]]) -> None:
+        """Correct the sums for conversations that were out of order.
+
+        Args:
+            rows: all rows of each, in the order of the log.
+        """
+        wrong, right = Sums(self.sums.ttl), Sums(self.sums.ttl)
+        for each in rows.values():
+            wrong.add(each[:-1], each[1:])
+            self._see(row.ts for row in each)
+            each.sort(key=_key)
+            right.add(each[:-1], each[1:])
+        self.sums.merge(wrong, -1)
+        self.sums.merge(right)
+
+
+def _key(row: Row) -> tuple[float, int]:
+    """The order of turns: by time, and by length where that is equal."""
+    assert row.ts is not None
+    assert row.prompt_tokens is not None
+    return row.ts, row.prompt_tokens
