@@ -99,10 +99,12 @@ class Simulation:
         rules: of retention.
         since: when time begins.
         width: seconds of a bin.
+        counted: turns that start earlier only fill the memory; they are not counted.
     """
 
-    def __init__(self, rules: Rules, since: float, width: float) -> None:
+    def __init__(self, rules: Rules, since: float, width: float, *, counted: float = -inf) -> None:
         self.outcome = Outcome(width, since)
+        self._counted = counted
         self._rules = rules
         self._kept: dict[object, tuple[float, int, int]] = {}
         # One TTL for all, so the order of ends is the order of deadlines. What was taken since
@@ -133,11 +135,12 @@ class Simulation:
 
     def _begin(self, turn: Turn) -> None:
         outcome, id = self.outcome, turn.conversation
-        outcome.turns += 1
+        counts = turn.start >= self._counted
+        outcome.turns += counts
         kept = self._kept.pop(id, None)
         if kept is not None:
             self._retained -= kept[1]
-        if id in self._seen:
+        if counts and id in self._seen:
             outcome.follow_ups += 1
             outcome.prompt += turn.prompt
             self._reuse(turn, kept, self._seen[id])
@@ -291,6 +294,9 @@ def _agenda(
             yield start, number, put
 
 
-def simulate(turns: Iterable[Turn], rules: Rules, *, since: float, until: float) -> Outcome:
-    """Run turns through, with some two hundred bins."""
-    return Simulation(rules, since, max((until - since) / 200, 1e-9)).run(turns, until=until)
+def simulate(
+    turns: Iterable[Turn], rules: Rules, *, until: float, counted: float = -inf
+) -> Outcome:
+    """Run turns from second 0 on through, with two hundred bins."""
+    width = max(until / 200, 1e-9)
+    return Simulation(rules, 0.0, width, counted=counted).run(turns, until=until)

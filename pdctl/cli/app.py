@@ -20,6 +20,7 @@ from pdctl.cli.reuse import reuse
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
 from pdctl.cli.set_ttl import set_ttl
+from pdctl.cli.size import size
 from pdctl.cli.status import status
 from pdctl.cli.tail_logs import tail_logs
 from pdctl.cli.up import up
@@ -48,6 +49,7 @@ app.command()(reuse)
 app.command()(set_ttl)
 app.command()(router)
 app.command()(schema)
+app.command()(size)
 app.command()(verify)
 app.command()(version)
 

@@ -81,7 +81,7 @@ def test_made_up_traffic_agrees_with_the_formula(spread: float) -> None:
     traffic = Traffic(2000, 60.0, 8000, seconds=10.0, spread=spread)
     ttl = 90.0
     rules = Rules(ttl, ttl - 8)
-    outcome = simulate(made_up(traffic, 900.0), rules, since=0.0, until=900.0)
+    outcome = simulate(made_up(traffic, 900.0), rules, until=900.0)
     alone = 60.0 * (1 - spread)
     held = alone + (60.0 - alone) * (1 - math.exp(-(ttl - alone) / (60.0 - alone or 1)))
     expected = 2000 * held / 70.0 * 8000 / 16
