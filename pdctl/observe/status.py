@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import aiohttp
 
@@ -12,7 +12,7 @@ from pdctl.base.explain import STATE_PATH
 from pdctl.base.process import ROLES, RoleName
 from pdctl.engine.example import LIMITS
 from pdctl.observe.http import ask, ask_json
-from pdctl.state.model import DeploymentState, Phase, ProcessRecord
+from pdctl.state.model import DeploymentState, Intervals, Phase, ProcessRecord
 from pdctl.targets.base import Host
 
 _TIMEOUT_S = 5.0
@@ -71,6 +71,8 @@ class Status:
     """A deployment now; without roles when nothing was started.
 
     Attributes:
+        decoder_ttl, router_ttl: seconds, in force.
+        configured: what `up` would make of them, when they were changed since.
         phase: where `up` or `down` is; None when there is no state.
         proven_at, reused_tokens: the last proof that succeeded, if it was about what runs now.
         router_limits: what a router that is not pdctl's cannot do.
@@ -82,6 +84,7 @@ class Status:
     decoder_ttl: float | None
     router_ttl: float | None
     phase: Phase | None = None
+    configured: Intervals | None = None
     proven_at: float | None = None
     reused_tokens: int | None = None
     router_limits: tuple[str, ...] = ()
@@ -93,11 +96,14 @@ class Status:
 
     def as_dict(self) -> dict[str, object]:
         """The shape of `status --json`."""
+        ttl: dict[str, object] = {"decoder_ttl": self.decoder_ttl, "router_ttl": self.router_ttl}
+        if self.configured:
+            ttl["configured"] = asdict(self.configured)
         return {
             "name": self.name,
             "target": self.target,
             "roles": [role.as_dict() for role in self.roles],
-            "kv": {"decoder_ttl": self.decoder_ttl, "router_ttl": self.router_ttl},
+            "kv": ttl,
             **({"router_limits": list(self.router_limits)} if self.router_limits else {}),
         }
 
@@ -118,8 +124,9 @@ async def read_status(
         name=state.name,
         target=state.target,
         roles=tuple(roles),
-        decoder_ttl=state.kv.decoder_ttl,
-        router_ttl=state.kv.router_ttl,
+        decoder_ttl=state.ttl.decoder_ttl,
+        router_ttl=state.ttl.router_ttl,
+        configured=state.kv if state.live_ttl else None,
         phase=state.phase,
         proven_at=proof.at if proof else None,
         reused_tokens=proof.reused_tokens if proof else None,
