@@ -11,6 +11,7 @@ from pdctl.cli import options, ui
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pdctl.config.model import Config
     from pdctl.deploy.teardown import Removed
     from pdctl.deploy.world import World
     from pdctl.state.model import DeploymentState
@@ -37,15 +38,19 @@ def down(
     Ends what `up` recorded, and what carries the deployment's mark, nothing else. Run twice, the
     second time has nothing to remove. At a terminal it asks first.
     """
-    from pdctl.deploy import local, teardown
+    from pdctl.deploy import local, reach, teardown
+    from pdctl.render.place import place_here, place_of
     from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
-    deployment = options.checked_name(name) if name is not None else _name_in(file)
+    deployment, config = _named(options.checked_name(name)) if name is not None else _in_file(file)
     store = StateStore(deployment)
-    marks = local.marks_of(deployment)
-    world = local.this_machine(ui.listener(verbose=verbose))
+    place = place_of(config) if config else place_here(deployment)
+    marks = f"{place.state}/"
+    listener = ui.listener(verbose=verbose)
+    world = reach.world_of(config, listener) if config else local.this_machine(listener)
     try:
+        reach.connect_all(world)
         # os.path's answer is no, not an error, for a name that no folder can have.
         if not os.path.exists(store.directory) and not teardown.find_marked(world, marks):
             _show_nothing(deployment, json=json)
@@ -56,7 +61,7 @@ def down(
                 _show_nothing(deployment, json=json)
                 return
             _ask(world, deployment, state, yes=yes, marks=marks)
-            removed = teardown.tear_down(world, store, state, marks=marks)
+            removed = teardown.tear_down(world, store, state, place=place)
     finally:
         world.close()
     if json:
@@ -65,9 +70,21 @@ def down(
         _show(deployment, removed)
 
 
-def _name_in(file: "Path") -> str:
+def _named(name: str) -> "tuple[str, Config | None]":
+    """By its name alone: what was recorded says which machines it is on."""
+    from pdctl.deploy.reach import config_of
+    from pdctl.state.store import StateError, StateStore
+
+    try:
+        state = StateStore(name).load()
+    except StateError:
+        return name, None  # told later, with what can be done
+    return name, config_of(state) if state else None
+
+
+def _in_file(file: "Path") -> "tuple[str, Config]":
     from pdctl.base.problems import ConfigError
-    from pdctl.deploy.local import require_local
+    from pdctl.deploy.local import require_reachable
     from pdctl.render.check import load_checked
 
     try:
@@ -75,8 +92,8 @@ def _name_in(file: "Path") -> str:
     except ConfigError as error:
         hint = "`pdctl down --name NAME` needs no file"
         raise ConfigError(error.file, error.problems, hints=[*error.hints, hint]) from error
-    require_local(config, "down")
-    return config.name
+    require_reachable(config, "down")
+    return config.name, config
 
 
 def _load(store: "StateStore", *, forget: bool) -> "DeploymentState | None":

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 def plan(file: options.File = options.DEFAULT_FILE, json: options.Json = False) -> None:
     """Show what `up` would do, step by step, with the reason for each. Changes nothing.
 
-    For hosts that this version cannot reach, the steps are those of a first `up`.
+    For hosts that cannot be reached, the steps are those of a first `up`.
     """
-    from pdctl.config.model import LocalTarget
-    from pdctl.deploy import local
+    from pdctl.base.errors import PermissionDeniedError, UnreachableError
+    from pdctl.config.model import LocalTarget, SshTarget
+    from pdctl.deploy import local, reach
     from pdctl.deploy.survey import survey
     from pdctl.plan.build import build
     from pdctl.plan.facts import Facts
@@ -24,21 +25,32 @@ def plan(file: options.File = options.DEFAULT_FILE, json: options.Json = False) 
 
     config = load_checked(file).config
     wanted = local.wanted_of(config, file, Secrets())
-    if not isinstance(config.target, LocalTarget):
-        shown = build(config, wanted.rendered(SHOWN), Facts(known=False), None)
-        if not json:
-            kind = config.target.kind
-            instances = "; the instances themselves are not among them" if kind == "ec2" else ""
-            ui.say(f"hosts of `target.kind: {kind}` were not asked", "warn")
-            ui.say(f"these are the steps of a first `up`{instances}", "warn")
-        show_plan(shown, json=json)
+    first = build(config, wanted.rendered(SHOWN), Facts(known=False), None)
+    if not isinstance(config.target, LocalTarget | SshTarget):
+        _show_first(first, config.target.kind, json=json)
         return
-    world = local.this_machine()
+    world = reach.world_of(config)
     try:
+        reach.connect_all(world)
         found = survey(world, wanted, StateStore(config.name))
+    except (UnreachableError, PermissionDeniedError) as error:
+        if isinstance(config.target, LocalTarget):
+            raise
+        ui.error(error)
+        _show_first(first, config.target.kind, json=json)
+        return
     finally:
         world.close()
     show_plan(found.plan, json=json)
+
+
+def _show_first(plan: "Plan", kind: str, *, json: bool) -> None:
+    """The steps of a first `up`, where the hosts say nothing."""
+    if not json:
+        instances = "; the instances themselves are not among them" if kind == "ec2" else ""
+        ui.say(f"hosts of `target.kind: {kind}` were not asked", "warn")
+        ui.say(f"these are the steps of a first `up`{instances}", "warn")
+    show_plan(plan, json=json)
 
 
 def show_plan(plan: "Plan", *, json: bool) -> None:

@@ -317,12 +317,12 @@ class SshAccess(Section):
 
     user: User | None = None
     """User on the hosts; default is what SSH's own configuration says, else yours."""
-    port: Port = 22
-    """Port of the SSH server."""
+    port: Port | None = None
+    """Port of the SSH server; default is what SSH's own configuration says, else 22."""
     key_file: FilePath | None = None
     """Private key; default is the agent and the usual files."""
     jump: Text | None = None
-    """Jump host, `user@host:port`."""
+    """Jump host, `user@host:port`; several divided by commas; `none` for no jump at all."""
     sudo: bool = True
     """Become root by `sudo -n` where a step needs it, such as installing a systemd unit."""
     host_keys: Literal["strict", "pin-first-use"] = "strict"

@@ -40,6 +40,7 @@ def gather(
     """
     _require_existing(world, config, deployment)
     _require_example(world, config, deployment)
+    _require_router(world, config, deployment)
     alive = frozenset(_alive(world, state))
     found = {name: host.find(marks) for name, host in world.hosts.items()}
     engine_hosts = _engine_hosts(world, deployment)
@@ -101,6 +102,25 @@ def _require_example(world: World, config: Config, deployment: Deployment) -> No
         )
 
 
+def _require_router(world: World, config: Config, deployment: Deployment) -> None:
+    """On other machines pdctl is no matter of course, and engines load long before the router."""
+    if config.router.kind != "pdctl":
+        return
+    for spec in deployment.processes:
+        python = spec.command.argv()[0]
+        if spec.role == "router" and not world.hosts[spec.host].exists(PurePosixPath(python)):
+            environment = PurePosixPath(python).parent.parent
+            raise NotFoundError(
+                f"there is no pdctl on the router's host: `{python}` is missing",
+                where=spec.host,
+                expected="a Python environment that has pdctl",
+                hints=[
+                    f"ssh {spec.host} 'python3 -m venv {environment} && "
+                    f"{environment}/bin/pip install pdctl'"
+                ],
+            )
+
+
 def _require_program(host: Host, python: str) -> None:
     if not host.exists(PurePosixPath(python)):
         raise NotFoundError(
@@ -152,7 +172,7 @@ def _alive(world: World, state: DeploymentState | None) -> Iterator[str]:
 
 def _healthy(world: World, state: DeploymentState | None, alive: frozenset[str]) -> Iterator[str]:
     for record in state.processes.values() if state else ():
-        if record.name in alive and world.probe(record.url + record.health_path) is None:
+        if record.name in alive and world.probe(world.near(record) + record.health_path) is None:
             yield record.name
 
 

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
-from pdctl.base import paths
 from pdctl.base.command import Secret
 from pdctl.base.errors import NotFoundError, UsageError
 from pdctl.base.events import Listener, ignore
-from pdctl.config.model import Config, LocalTarget
+from pdctl.base.explain import ADMIN_TENANT
+from pdctl.config.model import Config, LocalTarget, SshTarget
 from pdctl.deploy.survey import Wanted
+from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
 from pdctl.engine.example import is_archive, read_from_archive
+from pdctl.observe.endpoints import tenant_key
 from pdctl.render.deployment import render
 from pdctl.render.model import Secrets
 from pdctl.render.place import place_of
@@ -22,13 +24,8 @@ def this_machine(listen: Listener = ignore) -> World:
     return World({THIS_MACHINE: LocalHost(THIS_MACHINE)}, listen)
 
 
-def marks_of(name: str) -> str:
-    """What the mark of every process of a local deployment begins with."""
-    return f"{paths.deployment_dir(name)}/"
-
-
 def wanted_of(config: Config, file: Path, secrets: Secrets, *, verify: bool = True) -> Wanted:
-    """What `up` is asked for, rendered for this machine.
+    """What `up` is asked for, rendered for the hosts it is about.
 
     Raises:
         NotFoundError: the archive that has the example proxy cannot be read.
@@ -38,9 +35,20 @@ def wanted_of(config: Config, file: Path, secrets: Secrets, *, verify: bool = Tr
     return Wanted(
         config=config,
         file=file,
-        marks=marks_of(config.name),
+        marks=f"{place.state}/",
         rendered=lambda chosen: render(config, place, chosen, secrets, example),
+        place=place,
         verify=verify,
+        keys=keys_of(secrets),
+    )
+
+
+def keys_of(secrets: Secrets) -> Keys:
+    """What engines and routers want to be shown."""
+    clients = secrets.client_keys
+    return Keys(
+        engine=secrets.engine_key.value if secrets.engine_key else None,
+        admin=tenant_key(clients.value, ADMIN_TENANT) if clients else None,
     )
 
 
@@ -81,13 +89,13 @@ def _key(key: str, file: Path | None, *, first_line: bool = False) -> Secret | N
     return Secret(text.splitlines()[0].strip() if first_line else text)
 
 
-def require_local(config: Config, command: str) -> None:
+def require_reachable(config: Config, command: str) -> None:
     """Refuse a target that this version cannot bring up or down, and say what works.
 
     Raises:
-        UsageError: always, but for `target.kind: local`.
+        UsageError: always, but for `target.kind: local` and `ssh`.
     """
-    if isinstance(config.target, LocalTarget):
+    if isinstance(config.target, LocalTarget | SshTarget):
         return
     kind = config.target.kind
     if kind == "external":
@@ -101,9 +109,9 @@ def require_local(config: Config, command: str) -> None:
         )
     raise UsageError(
         f"`pdctl {command}` cannot reach `target.kind: {kind}` yet; this version runs "
-        "deployments on this machine only",
+        "deployments on this machine and on hosts that exist",
         where="key `target.kind`",
-        expected="`local`",
+        expected="`local` or `ssh`",
         hints=[
             "`pdctl render` shows the commands, environment and files for every host",
             "`pdctl plan` shows the steps",

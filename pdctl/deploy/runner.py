@@ -10,8 +10,8 @@ from pdctl.base import paths
 from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
 from pdctl.base.events import Note, StepDone, StepFailed, StepSkipped, StepStarted
 from pdctl.base.process import ProcessSpec, RunningProcess
-from pdctl.config.model import Config, LocalTarget
-from pdctl.deploy import audit, facts, folders, gates, install, logs, teardown
+from pdctl.config.model import Config, ExternalTarget
+from pdctl.deploy import audit, facts, folders, gates, install, logs, teardown, ttl
 from pdctl.deploy.interrupt import Interrupts
 from pdctl.deploy.survey import Survey, Wanted
 from pdctl.deploy.world import World
@@ -23,6 +23,7 @@ from pdctl.plan.model import (
     EndLeftovers,
     Install,
     MakeDirectories,
+    ReturnTtl,
     Start,
     Step,
     Stop,
@@ -143,7 +144,7 @@ class _Run:
         seconds = self._world.monotonic() - began
         self._world.listen(StepDone(step.id, step.what, seconds, result))
 
-    def _do(self, step: Step, action: Action) -> str:
+    def _do(self, step: Step, action: Action) -> str:  # noqa: C901 - one line a kind of action
         match action:
             case EndLeftovers():
                 return self._end_leftovers()
@@ -161,6 +162,8 @@ class _Run:
                 return self._start(action)
             case WaitHealthy():
                 return self._wait_healthy(step, action)
+            case ReturnTtl():
+                return self._return_ttl()
             case Verify():
                 return self._verify()
 
@@ -196,6 +199,7 @@ class _Run:
         ]
 
     def _make_directories(self) -> str:
+        self._world.prepare()
         folders.make(self._world, self._deployment)
         made = [str(each.path) for each in self._deployment.directories]
         self._save(replace(self._state, directories=merged(self._state.directories, made)))
@@ -243,9 +247,21 @@ class _Run:
         return ", ".join(f"{spec.name} {spec.port}" for spec in starting)
 
     def _intent(self, spec: ProcessSpec, chosen: Chosen) -> ProcessRecord:
-        log = PurePosixPath(paths.log_dir(self._wanted.config.name)) / spec.log_name
+        log = self._wanted.place.state / "logs" / spec.log_name
         record = record_of(spec, log=str(log), engine_id=chosen.engine_ids.get(spec.name))
         return replace(record, log_offset=logs.size(self._host(spec), log))
+
+    def _return_ttl(self) -> str:
+        ttl.set_ttl(
+            self._world,
+            self._store,
+            self._state,
+            self._state.kv,
+            self._wanted.keys,
+            choices.served_name(self._wanted.config),
+        )
+        self._save(replace(self._state, live_ttl=None))
+        return ""
 
     # --- processes ----------------------------------------------------------------------
 
@@ -259,6 +275,9 @@ class _Run:
     def _start(self, action: Start) -> str:
         spec = next(s for s in self._deployment.processes if s.name == action.name)
         record = self._state.processes[action.name]
+        if file := record.env.get("PDCTL_TTL_FILE"):
+            # What was set while an earlier one ran is not meant for this one.
+            self._host(spec).remove_tree(PurePosixPath(file))
         with self._interrupts.held():
             ref = self._host(spec).start(spec, PurePosixPath(record.log))
             started = replace(record, ref=ref, started_at=self._world.now())
@@ -305,18 +324,22 @@ class _Run:
 
     def _start_limit(self) -> float:
         target = self._wanted.config.target
-        assert isinstance(target, LocalTarget)
+        assert not isinstance(target, ExternalTarget)
         return target.start_timeout
 
     def _tell_what_runs(self, *, interrupted: bool) -> None:
         name = self._wanted.config.name
-        running = [
-            f"{record.name} (pid {record.ref.pid})"
-            for record in self._state.processes.values()
-            if record.ref and self._world.hosts[record.host].alive(record.ref)
-        ]
+        try:
+            running = [
+                f"{record.name} (pid {record.ref.pid})"
+                for record in self._state.processes.values()
+                if record.ref and self._world.hosts[record.host].alive(record.ref)
+            ]
+        except PdctlError as error:  # the error that ended it is the one to tell
+            runs = f"what runs cannot be asked: {error.message}"
+        else:
+            runs = f"still running: {', '.join(running)}" if running else "nothing of it runs"
         what = "interrupted; " if interrupted else ""
-        runs = f"still running: {', '.join(running)}" if running else "nothing of it runs"
         self._world.listen(
             Note(
                 f"{what}{runs}; `pdctl up -f {self._wanted.file}` goes on from here, "
@@ -338,7 +361,7 @@ def _renewed(state: DeploymentState | None, wanted: Wanted, now: float) -> Deplo
         config_file=str(wanted.file.absolute()),
         config_digest=digest_of(config),
         created_at=now,
-        stop_timeout=target.stop_timeout if isinstance(target, LocalTarget) else 0.0,
+        stop_timeout=0.0 if isinstance(target, ExternalTarget) else target.stop_timeout,
         kv=Intervals(config.kv.decoder_ttl, choices.router_ttl(config)),
     )
     if state is None:
@@ -350,6 +373,7 @@ def _renewed(state: DeploymentState | None, wanted: Wanted, now: float) -> Deplo
         directories=state.directories,
         proof=state.proof,
         phase=state.phase,
+        live_ttl=state.live_ttl,
     )
 
 

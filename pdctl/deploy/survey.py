@@ -1,17 +1,18 @@
 """Looking before leaping: the world as it is, and the plan that follows. Changes nothing."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdctl.config.model import Config
 from pdctl.deploy import facts
+from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
 from pdctl.plan.build import build
 from pdctl.plan.chosen import kept
 from pdctl.plan.facts import Facts, HeldPort
 from pdctl.plan.model import Plan
-from pdctl.render.model import SHOWN, Chosen, Deployment
+from pdctl.render.model import SHOWN, Chosen, Deployment, Place
 from pdctl.state.model import DeploymentState
 from pdctl.state.store import StateStore
 
@@ -25,14 +26,18 @@ class Wanted:
         file: the file it came from.
         marks: what the mark of every process of the deployment begins with.
         rendered: gives the deployment with what a start chose.
+        place: where its things are on the hosts.
         verify: whether the two-turn proof is part of it.
+        keys: for what is changed over HTTP.
     """
 
     config: Config
     file: Path
     marks: str
     rendered: Callable[[Chosen], Deployment]
+    place: Place
     verify: bool = True
+    keys: Keys = field(default_factory=Keys)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from pdctl.base import paths
 from pdctl.base.errors import BadAnswerError
 from pdctl.base.events import Note, StepDone, StepSkipped, StepStarted
 from pdctl.base.process import ProcessRef, RunningProcess
 from pdctl.deploy import audit
 from pdctl.deploy.world import World
+from pdctl.render.model import Place
 from pdctl.state.model import DeploymentState, ProcessRecord
 from pdctl.state.store import StateStore
 
@@ -54,15 +54,19 @@ class Removed:
 
 
 def tear_down(
-    world: World, store: StateStore, state: DeploymentState | None, *, marks: str
+    world: World, store: StateStore, state: DeploymentState | None, *, place: Place
 ) -> Removed:
     """End routers, then engines, then what carries the mark; remove sockets and the state.
+
+    Args:
+        place: where the deployment's things are on the hosts.
 
     Logs and the audit log stay. Interrupted or failed, it can be run again: the state goes last.
 
     Raises:
         BadAnswerError: something would not end; says what, and keeps the state.
     """
+    marks = f"{place.state}/"
     if state is not None and state.phase != "stopping":
         state = replace(state, phase="stopping")
         store.save(state)
@@ -75,10 +79,10 @@ def tear_down(
     found = find_marked(world, marks)
     leftovers = end_leftovers(world, store.name, found, timeout=timeout)
     _prove(world, records, marks)
-    folders = _remove_folders(world, store, state)
+    folders = _remove_folders(world, place, state)
     store.remove()
     audit.note(store.name, "down: nothing is left")
-    logs = str(paths.log_dir(store.name))
+    logs = str(place.state / "logs")
     return Removed(tuple(ended), tuple(leftovers), tuple(folders), logs)
 
 
@@ -177,11 +181,11 @@ def _will_not_end(left: list[str], where: str) -> BadAnswerError:
     )
 
 
-def _remove_folders(world: World, store: StateStore, state: DeploymentState | None) -> list[str]:
+def _remove_folders(world: World, place: Place, state: DeploymentState | None) -> list[str]:
     """Sockets, control files and the like; never logs, never what lies outside or is shared."""
     hosts = {id(host): host for host in world.hosts.values()}.values()
     removed = []
-    for path in _removable(store, state.directories if state else ()):
+    for path in _removable(place, state.directories if state else ()):
         for host in hosts:
             if host.exists(path):
                 host.remove_tree(path)
@@ -189,10 +193,11 @@ def _remove_folders(world: World, store: StateStore, state: DeploymentState | No
     return removed
 
 
-def _removable(store: StateStore, directories: Iterable[str]) -> list[PurePosixPath]:
+def _removable(place: Place, directories: Iterable[str]) -> list[PurePosixPath]:
     """A state file can be edited, so a folder in it is not removed just because it says so."""
-    inside = PurePosixPath(store.directory)
-    found = {PurePosixPath(paths.temp_dir(store.name)): None}
+    inside = place.state
+    # Keys are written as files, so no state speaks of their folder.
+    found = {place.temp: None, inside / "keys": None}
     for path in map(PurePosixPath, directories):
         if inside in path.parents and ".." not in path.parts:
             top = inside / path.relative_to(inside).parts[0]

@@ -217,7 +217,7 @@ def _plugin_env(config: Config, paths: EnginePaths) -> dict[str, Part]:
         "PDCTL_TTL_FILE": str(paths.ttl_file),
         "PYTHONPATH": str(paths.plugin),
     }
-    if choices.is_local(config):
+    if choices.is_local(config) or choices.on_cpu(config):
         env["PDCTL_NIXL_PROGRESS_US"] = _PROGRESS_US
         env["PDCTL_QUEUE_SPIN_MS"] = "0"
     return env

@@ -105,6 +105,8 @@ def _engine_role(spot: Spot) -> EngineRole:
 def _spec(spot: Spot, place: Place, command: Command) -> ProcessSpec:
     # A router that listens on all addresses is still reached at one.
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(spot.address)
+    if reached is not None and spot.reached is not None:
+        reached = spot.reached
     spec = ProcessSpec(
         role=spot.role,
         index=spot.index,

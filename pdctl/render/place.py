@@ -25,13 +25,18 @@ def place_of(config: Config) -> Place:
             torch_index=torch_index,
             hub=PurePosixPath(model_dir) if model_dir else base / "models" / "hub",
         )
+    return place_here(config.name)
+
+
+def place_here(name: str) -> Place:
+    """The place of a deployment on this machine, whatever its configuration says."""
     return Place(
         cache=PurePosixPath(paths.cache_root()),
-        state=PurePosixPath(paths.deployment_dir(config.name)),
-        temp=PurePosixPath(paths.temp_dir(config.name)),
+        state=PurePosixPath(paths.deployment_dir(name)),
+        temp=PurePosixPath(paths.temp_dir(name)),
         default_python=this_python(),
         pdctl_python=this_python(),
-        torch_index=torch_index,
+        torch_index=os.environ.get(TORCH_INDEX_ENV) or None,
     )
 
 

@@ -23,6 +23,8 @@ class Spot:
     port: int
     side_channel_port: int | None = None
     gpus: tuple[int, ...] = ()
+    reached: str | None = None
+    """Where it is reached when it listens on all addresses."""
 
     @property
     def name(self) -> str:
@@ -78,7 +80,7 @@ def _on_ssh_hosts(config: Config, target: SshTarget) -> Iterator[Spot]:
             yield Spot(
                 role,
                 index,
-                host.address,
+                name_of_host(host),
                 _private(host),
                 host.port or target.port,
                 host.side_channel_port or target.side_channel_port,
@@ -87,10 +89,25 @@ def _on_ssh_hosts(config: Config, target: SshTarget) -> Iterator[Spot]:
     if target.hosts.router:
         for index, host in enumerate(target.hosts.router):
             port = host.port or config.router.port
-            yield Spot("router", index, host.address, config.router.host, port)
+            yield _ssh_router(config, host, index, port)
     else:
-        first = target.hosts.prefill[0]
-        yield Spot("router", 0, first.address, config.router.host, config.router.port)
+        yield _ssh_router(config, target.hosts.prefill[0], 0, config.router.port)
+
+
+def _ssh_router(config: Config, host: SshHost, index: int, port: int) -> Spot:
+    name = name_of_host(host)
+    return Spot("router", index, name, config.router.host, port, reached=_private(host))
+
+
+def name_of_host(host: SshHost) -> str:
+    """What a host is called in a deployment; one address may lead to several by their ports."""
+    if host.ssh_port is None:
+        return host.address
+    return (
+        f"[{host.address}]:{host.ssh_port}"
+        if ":" in host.address
+        else f"{host.address}:{host.ssh_port}"
+    )
 
 
 def _private(host: SshHost) -> str:

@@ -108,3 +108,65 @@ def test_standard_input(log: Path, piped: bool) -> None:
 def test_a_reader_of_standard_input_without_a_file(monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(LOG.encode()))))
     assert run_cli("analyze", "-", "--json").json["follow_up_turns"] == 3
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Path:
+    """Forty conversations of twelve turns, ten seconds apart, 4000 tokens more each."""
+    rows = [
+        row(f"c{c}", turn * 10 + c / 8, 4000 * (turn + 1), output_tokens=200, total_ms=2000)
+        for turn in range(12)
+        for c in range(40)
+    ]
+    path = tmp_path / "busy.jsonl"
+    path.write_text("".join(rows))
+    return path
+
+
+def test_a_log_that_is_worth_it(busy: Path) -> None:
+    told = run_cli("analyze", str(busy), "--json", "--capacity", "5000000").json
+    assert told["gaps"]["from"] == "end"
+    assert told["gaps"]["percentiles_s"]["p50"] == 8
+    assert told["exact_share"] > told["repeated_share"]
+    assert told["recommended_ttl_s"] == 30
+    assert told["simulated"]["hit_share"] == 1
+    assert told["simulated"]["pinned_tokens_peak"] > 1_000_000
+    assert told["verdict"]["decision"] == "do"
+    text = run_cli(
+        "analyze", str(busy), "--capacity", "5000000", "--model", "Qwen/Qwen3-32B"
+    ).stdout
+    assert "30s <-" in text
+    assert "GiB" in text
+    assert "Do it: a TTL of 30s" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_without_room_blocks_must_go(busy: Path) -> None:
+    told = run_cli("analyze", str(busy), "--json", "--capacity", "300000").json
+    assert told["recommended_ttl_s"] is None
+    assert told["simulated"]["evicted_share"] > 0.3
+    assert told["verdict"]["decision"] == "measure first"
+    assert "more than decode has room for" in told["verdict"]["text"]
+
+
+def test_room_as_the_engine_says_it(busy: Path, tmp_path: Path) -> None:
+    log = Path(__file__).parents[1] / "data/logs/decode.log"
+    two = ["--engine-log", str(log), "--engine-log", str(log)]
+    assert run_cli("analyze", str(busy), "--json", *two).json["capacity_tokens"] == 2 * 262_144
+    assert run_cli("analyze", str(busy), *two, "--capacity", "5").exit_code == ExitCode.USAGE
+    silent = tmp_path / "silent.log"
+    silent.write_text("nothing")
+    refused = run_cli("analyze", str(busy), "--engine-log", str(silent))
+    assert refused.exit_code == ExitCode.NOT_FOUND
+    assert "KV cache size: N tokens" in refused.stderr
+
+
+def test_a_model_that_nobody_knows(busy: Path) -> None:
+    refused = run_cli("analyze", str(busy), "--model", "nobody/none")
+    assert refused.exit_code == ExitCode.NOT_FOUND
+    assert "Qwen/Qwen3-32B" in refused.stderr
+
+
+def test_a_sample_is_said_to_be_one(busy: Path) -> None:
+    text = run_cli("analyze", str(busy), "--replay", "100").stdout
+    assert "scaled up" in text

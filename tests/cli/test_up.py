@@ -244,16 +244,8 @@ def test_a_damaged_state_is_named_and_left(deployed: Deployed) -> None:
         assert file.read_text() == "{"
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        {"kind": "ssh", "hosts": {"prefill": [{"address": "a"}], "decode": [{"address": "b"}]}},
-        {"kind": "ec2", "region": "us-east-2"},
-    ],
-)
-def test_targets_that_are_not_built_yet_say_so(
-    deployed: Deployed, target: dict[str, object]
-) -> None:
+def test_targets_that_are_not_built_yet_say_so(deployed: Deployed) -> None:
+    target = {"kind": "ec2", "region": "us-east-2"}
     deployed.write(target=target, router={"port": 8000}, kv={})
     for command in ("up", "down"):
         result = run_cli(*deployed.args(command))
@@ -263,6 +255,25 @@ def test_targets_that_are_not_built_yet_say_so(
     plan = run_cli(*deployed.args("plan"))
     assert plan.exit_code == 0
     assert "were not asked" in plan.stderr
+
+
+def test_hosts_that_cannot_be_reached_are_no_plan_but_the_first(
+    deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    hosts = {"prefill": [{"address": "127.0.0.1"}], "decode": [{"address": "127.0.0.2"}]}
+    target = {"kind": "ssh", "hosts": hosts, "access": {"port": 1}}
+    deployed.write(target=target, router={"port": 8000}, kv={})
+    for command in ("up", "down"):
+        result = run_cli(*deployed.args(command))
+        assert result.exit_code == ExitCode.UNREACHABLE, result.stderr
+        assert "port 1 cannot be connected to: Connection refused" in result.stderr
+        assert "127.0.0.2 too:" in result.stderr
+    plan = run_cli(*deployed.args("plan"))
+    assert plan.exit_code == 0
+    assert "port 1 cannot be connected to" in plan.stderr
+    assert "these are the steps of a first `up`" in plan.stderr
+    assert "start prefill-0" in plan.stdout
 
 
 def test_no_file_is_not_found(tmp_path: Path) -> None:

@@ -19,10 +19,19 @@ from pdctl.deploy.survey import Wanted, survey
 from pdctl.deploy.teardown import Removed, tear_down
 from pdctl.deploy.world import World
 from pdctl.engine.install import InstallRecipe, InstallStep
-from pdctl.render.model import NEW_AT_EVERY_START, Chosen, Deployment, RenderedDir, RenderedFile
+from pdctl.render.model import (
+    NEW_AT_EVERY_START,
+    Chosen,
+    Deployment,
+    Place,
+    RenderedDir,
+    RenderedFile,
+)
+from pdctl.render.place import place_here
 from pdctl.state.lock import hold
 from pdctl.state.model import DeploymentState
 from pdctl.state.store import StateStore
+from pdctl.targets.base import Host
 from pdctl.targets.local import LocalHost
 
 NAME = "demo"
@@ -59,7 +68,7 @@ class Pair:
     recipe: InstallRecipe | None = None
     model_step: InstallStep | None = None
     proofs: int = 0
-    host: LocalHost = field(default_factory=LocalHost)
+    host: Host = field(default_factory=LocalHost)
 
     def render(self, chosen: Chosen) -> Deployment:
         """What `render.deployment.render` would give for such a pair."""
@@ -120,11 +129,15 @@ class Pair:
         return StateStore(NAME)
 
     @property
+    def place(self) -> Place:
+        return place_here(NAME)
+
+    @property
     def marks(self) -> str:
         return f"{paths.deployment_dir(NAME)}/"
 
     def wanted(self, *, verify: bool = True) -> Wanted:
-        return Wanted(self.config, Path("pd.yaml"), self.marks, self.render, verify)
+        return Wanted(self.config, Path("pd.yaml"), self.marks, self.render, self.place, verify)
 
     def up(self, *, verify: bool = True, world: World | None = None) -> Outcome:
         """As the command does it, with the lock, but for the questions."""
@@ -140,7 +153,7 @@ class Pair:
 
     def down(self) -> Removed:
         with hold(NAME, "pdctl down"):
-            return tear_down(self.world, self.store, self.store.load(), marks=self.marks)
+            return tear_down(self.world, self.store, self.store.load(), place=self.place)
 
     # --- seeing -------------------------------------------------------------------------
 

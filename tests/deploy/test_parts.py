@@ -18,7 +18,7 @@ from pdctl.base.process import ProcessSpec
 from pdctl.config.model import Config
 from pdctl.deploy.facts import find_held
 from pdctl.deploy.interrupt import Interrupts
-from pdctl.deploy.local import read_secrets, require_local
+from pdctl.deploy.local import read_secrets, require_reachable
 from pdctl.deploy.probe import probe
 from pdctl.targets.local import LocalHost
 
@@ -153,10 +153,6 @@ def test_a_key_that_cannot_be_read_names_its_key(tmp_path: Path, content: bytes 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (
-            {"kind": "ssh", "hosts": {"prefill": [{"address": "a"}], "decode": [{"address": "b"}]}},
-            "cannot reach `target.kind: ssh` yet",
-        ),
         ({"kind": "ec2", "region": "us-east-2"}, "cannot reach `target.kind: ec2` yet"),
         (
             {"kind": "external", "prefill": ["http://a"], "decode": ["http://b"]},
@@ -168,10 +164,10 @@ def test_targets_that_cannot_be_reached_are_refused_with_what_works(
     target: dict[str, object], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        require_local(configured(target=target), "up")
+        require_reachable(configured(target=target), "up")
     assert caught.value.exit_code == ExitCode.USAGE
     assert any("pdctl render" in hint for hint in caught.value.hints)
-    require_local(configured(), "up")
+    require_reachable(configured(), "up")
 
 
 # --- ports

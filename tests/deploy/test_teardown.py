@@ -26,7 +26,7 @@ def test_down_ends_deaf_processes_and_children_that_left(pair: Pair) -> None:
 def test_down_twice_and_down_of_nothing(pair: Pair) -> None:
     pair.up()
     pair.down()
-    removed = tear_down(pair.world, pair.store, None, marks=pair.marks)
+    removed = tear_down(pair.world, pair.store, None, place=pair.place)
     assert (removed.ended, removed.leftovers, removed.folders) == ((), (), ())
 
 
@@ -66,7 +66,7 @@ def test_down_finds_what_was_never_recorded(pair: Pair) -> None:
     pair.up()
     pids = pair.running()
     pair.store.remove()
-    removed = tear_down(pair.world, pair.store, None, marks=pair.marks)
+    removed = tear_down(pair.world, pair.store, None, place=pair.place)
     assert sorted(removed.leftovers) == sorted(pids)
     assert pair.running() == []
 

@@ -39,6 +39,7 @@ from pdctl.observe.metrics import scrape_engine
 from pdctl.observe.turns import Turn, TurnLimits, TurnRequest, send_turn
 from pdctl.render.check import load_checked
 from pdctl.render.model import Chosen, Deployment
+from pdctl.render.place import place_here
 from pdctl.router.keys import parse_keys
 from pdctl.router.server import Router, serving
 from pdctl.router.settings import RouterSettings
@@ -271,8 +272,8 @@ class Pairs:
             return
         with self.environment(), hold(pair.config.name, "tests"):
             store = StateStore(pair.config.name)
-            marks = local.marks_of(pair.config.name)
-            teardown.tear_down(self._world, store, store.load(), marks=marks)
+            place = place_here(pair.config.name)
+            teardown.tear_down(self._world, store, store.load(), place=place)
 
     def bring_up(self, pair: Pair) -> None:
         """What `pdctl up --no-verify` does, without a router."""

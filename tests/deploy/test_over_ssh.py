@@ -1,0 +1,258 @@
+"""`up`, `status` and `down` as for this machine, over a real SSH server."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pdctl.base.command import command
+from pdctl.base.errors import NotFoundError, PermissionDeniedError, UnreachableError, UsageError
+from pdctl.base.events import Note, StepDone
+from pdctl.config.model import Config, SshTarget
+from pdctl.deploy import facts, reach
+from pdctl.deploy.world import World
+from pdctl.observe.status import Status, read_status
+from pdctl.render.deployment import render
+from pdctl.render.place import place_of
+from pdctl.targets.ssh.host import SshHost
+from tests.deploy.pair import NAMES, Pair, names
+from tests.targets.sshd import Sshd, nobodys_ssh, running_sshd, user, why_not, with_path
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def far_pair(pair: Pair, sshd: Sshd) -> Iterator[Pair]:
+    here, pair.host = pair.host, sshd.host("localhost")
+    yield pair
+    pair.host.close()
+    pair.host = here
+
+
+def status_of(pair: Pair) -> Status:
+    return asyncio.run(read_status(pair.world.hosts, pair.state()))
+
+
+def test_up_again_one_killed_and_down(far_pair: Pair) -> None:
+    pair = far_pair
+    assert pair.up().changed
+    assert status_of(pair).healthy
+    before = pair.pids()
+    assert not pair.up().changed
+    os.kill(before["decode-0"], signal.SIGKILL)
+    ref = pair.state().processes["decode-0"].ref
+    assert ref is not None
+    while pair.host.alive(ref):
+        time.sleep(0.01)
+    broken = {role.name: role.problem for role in status_of(pair).roles}
+    assert broken == {
+        "prefill-0": "",
+        "decode-0": f"pid {ref.pid} is gone",
+        "router-0": "",
+    }
+    pair.up()
+    assert "decode-0" in names(pair.told(StepDone))
+    after = pair.pids()
+    assert {name for name in NAMES if before[name] != after[name]} == {"decode-0"}
+    removed = pair.down()
+    assert {each.name for each in removed.ended} == set(NAMES)
+    assert pair.running() == []
+
+
+def test_what_was_started_outlives_pdctl_and_its_connection(far_pair: Pair, sshd: Sshd) -> None:
+    far_pair.up(verify=False)
+    far_pair.host.close()
+    other = sshd.host("localhost")
+    state = far_pair.state()
+    assert all(other.alive(record.ref) for record in state.processes.values() if record.ref)
+    other.close()
+
+
+def test_a_connection_lost_during_up_is_told_as_such_and_up_goes_on(
+    pair: Pair, tmp_path: Path
+) -> None:
+    here = pair.host
+    with running_sshd(tmp_path / "s") as server:
+        pair.host = server.host("localhost")
+        killed = []
+
+        def kill(seconds: float) -> None:
+            if not killed:
+                killed.append(True)
+                server.stop()
+            time.sleep(0.02)
+
+        world = World({"localhost": pair.host}, pair.events.append, sleep=kill)
+        with pytest.raises(UnreachableError, match="connect"):
+            pair.up(world=world, verify=False)
+        notes = [note.text for note in pair.told(Note)]
+        assert any("`pdctl up -f pd.yaml` goes on from here" in text for text in notes)
+        assert any("cannot be asked" in text for text in notes)
+        started = pair.pids()
+    with running_sshd(tmp_path / "s", port=server.port):
+        pair.host.close()
+        pair.host = server.host("localhost")
+        pair.up(verify=False)
+        assert pair.pids()["prefill-0"] == started["prefill-0"]
+        pair.down()
+        pair.host.close()
+    pair.host = here
+
+
+def test_a_host_that_does_not_answer_is_one_of_several(far_pair: Pair) -> None:
+    far_pair.up(verify=False)
+    dead = far_pair.host
+    refused = SshHost("localhost", dead._login.__class__("127.0.0.1", port=1), ssh=dead._ssh)
+    found = asyncio.run(read_status({"localhost": refused}, far_pair.state()))
+    assert [role.pid for role in found.roles] == [None] * 3
+    assert "localhost: port 1 cannot be connected to" in found.roles[0].problem
+    gone = asyncio.run(read_status({}, far_pair.state()))
+    assert "has no host `localhost` any more" in gone.roles[0].problem
+
+
+# --- from a configuration ------------------------------------------------------------------------
+
+
+def configured(**target: object) -> Config:
+    hosts = {"prefill": [{"address": "p"}], "decode": [{"address": "d"}]}
+    return Config.model_validate(
+        {
+            "name": "x",
+            "model": {"id": "/m"},
+            "engine": {"install": "existing", "python": "/e/bin/python"},
+            "target": {"kind": "ssh", "hosts": hosts, **target},
+        }
+    )
+
+
+def test_every_host_once_with_its_own_access_first() -> None:
+    config = configured(
+        hosts={
+            "prefill": [
+                {"address": "gw", "ssh_port": 2201, "private_address": "10.0.0.1", "user": "a"},
+                {"address": "p", "key_file": "/own"},
+            ],
+            "decode": [{"address": "gw", "ssh_port": 2202, "private_address": "10.0.0.2"}],
+            "router": [{"address": "p"}],
+        },
+        access={"user": "u", "port": 99, "key_file": "/key", "jump": "j"},
+    )
+    assert isinstance(config.target, SshTarget)
+    hosts = reach.ssh_hosts(config.target)
+    assert list(hosts) == ["gw:2201", "p", "gw:2202"]
+    assert {
+        name: (h._login.user, h._login.port, h._login.key_file) for name, h in hosts.items()
+    } == {
+        "gw:2201": ("a", 2201, Path("/key")),
+        "p": ("u", 99, Path("/own")),
+        "gw:2202": ("u", 2202, Path("/key")),
+    }
+    assert {host._login.jump for host in hosts.values()} == {"j"}
+    specs = render(config, place_of(config)).processes
+    assert [(spec.host, spec.address) for spec in specs] == [
+        ("gw:2201", "10.0.0.1"),
+        ("p", "p"),
+        ("gw:2202", "10.0.0.2"),
+        ("p", "127.0.0.1"),
+    ]
+
+
+def test_what_is_not_written_is_left_to_openssh() -> None:
+    target = configured().target
+    assert isinstance(target, SshTarget)
+    login = reach.login_of(target.access, target.hosts.prefill[0])
+    assert (login.user, login.port, login.key_file, login.jump) == (None, None, None, None)
+    assert (login.connect_timeout, login.pin) == (None, False)
+    written = configured(access={"connect_timeout": 15, "host_keys": "pin-first-use"}).target
+    assert isinstance(written, SshTarget)
+    login = reach.login_of(written.access, written.hosts.prefill[0])
+    assert (login.connect_timeout, login.pin) == (15, True)
+
+
+def test_a_router_on_all_addresses_is_reached_at_its_hosts_own() -> None:
+    config = configured(
+        hosts={
+            "prefill": [{"address": "p", "private_address": "10.0.0.1"}],
+            "decode": [{"address": "d"}],
+        }
+    )
+    config = config.model_copy(
+        update={"router": config.router.model_copy(update={"host": "0.0.0.0"})}
+    )
+    router = render(config, place_of(config)).processes[-1]
+    assert (router.url, router.binds) == ("http://10.0.0.1:8000", "0.0.0.0")
+
+
+def test_a_router_host_without_pdctl_is_told_before_anything_starts(sshd: Sshd) -> None:
+    config = configured(
+        hosts={"prefill": [{"address": "h"}], "decode": [{"address": "h"}]}, base_dir="/nowhere"
+    )
+    host = sshd.host("h")
+    with pytest.raises(NotFoundError, match="no pdctl on the router's host") as caught:
+        facts._require_router(World({"h": host}), config, render(config, place_of(config)))
+    assert caught.value.hints == (
+        "ssh h 'python3 -m venv /nowhere/pdctl && /nowhere/pdctl/bin/pip install pdctl'",
+    )
+    host.close()
+
+
+@pytest.mark.parametrize("case", ["sudo", "no sudo", "off"])
+def test_folders_of_the_system_are_made_with_roots_help(tmp_path: Path, case: str) -> None:
+    """A user who may not write there is one whose `mkdir` fails; `sudo` has another one."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    scripts = {
+        "mkdir": "#!/bin/sh\necho 'mkdir: Permission denied' >&2\nexit 1\n",
+        "sudo": '#!/bin/sh\nshift\nPATH=/usr/bin:/bin exec "$@"\n',
+    }
+    if case == "no sudo":
+        scripts["sudo"] = "#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n"
+    for name, text in scripts.items():
+        (bin_ / name).write_text(text)
+        (bin_ / name).chmod(0o755)
+    tops = (str(tmp_path / "opt" / "pdctl"), str(tmp_path / "run" / "pd ctl"))
+    with running_sshd(tmp_path / "s", more=with_path(f"{bin_}:/usr/bin:/bin")) as server:
+        host = SshHost("h", server.login(), ssh=nobodys_ssh(tmp_path))
+        try:
+            if case == "sudo":
+                reach._own(host, tops, sudo=True)
+                assert all(os.stat(top).st_uid == os.getuid() for top in tops)
+                assert all(host.run(command("test", "-w", top), timeout=9).ok for top in tops)
+                return
+            with pytest.raises(PermissionDeniedError) as caught:
+                reach._own(host, tops, sudo=case == "no sudo")
+            assert not Path(tops[0]).exists()
+            words = "`sudo -n` does not" if case == "no sudo" else "`target.access.sudo` is off"
+            assert words in caught.value.message
+        finally:
+            host.close()
+
+
+def test_a_state_whose_file_is_gone_says_where_its_hosts_were(far_pair: Pair) -> None:
+    far_pair.up(verify=False)
+    state = far_pair.state()
+    assert reach.config_of(state) is None
+    with pytest.raises(UsageError, match="the hosts of `demo` are named in a file that") as caught:
+        reach.config_of(replace(state, target="ssh", config_file="/gone/pd.yaml"))
+    assert caught.value.where == "/gone/pd.yaml"
+
+
+def test_all_dead_hosts_are_told_at_once(sshd: Sshd) -> None:
+    hosts = {name: sshd.host(name, port=1) for name in ("a", "b")}
+    hosts["c"] = sshd.host("c")
+    with pytest.raises(UnreachableError) as caught:
+        reach.connect_all(World(hosts))
+    assert caught.value.where == f"{user()}@127.0.0.1:1"
+    assert caught.value.detail == ("b too: port 1 cannot be connected to: Connection refused",)
+    hosts["c"].close()
