@@ -14,6 +14,7 @@ REQUEST_ID_HEADER = "x-pdctl-request-id"
 CONVERSATION_HEADER = "x-conversation-id"
 STATE_PATH = "/pdctl/v1/state"
 REUSE_PATH = "/pdctl/v1/reuse"
+TTL_PATH = "/pdctl/v1/ttl"
 ADMIN_TENANT = "admin"
 """Whose API key may change how a router works."""
 

@@ -19,6 +19,7 @@ from pdctl.cli.render import render
 from pdctl.cli.reuse import reuse
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
+from pdctl.cli.set_ttl import set_ttl
 from pdctl.cli.size import size
 from pdctl.cli.status import status
 from pdctl.cli.tail_logs import tail_logs
@@ -45,6 +46,7 @@ app.command()(doctor)
 app.command()(explain)
 app.command()(analyze)
 app.command()(reuse)
+app.command()(set_ttl)
 app.command()(router)
 app.command()(schema)
 app.command()(size)

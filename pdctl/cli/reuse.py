@@ -1,5 +1,6 @@
 """`pdctl reuse`: switch reuse off, on, or to a share of conversations, while the routers run."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,8 +53,9 @@ def reuse(
     change = None if setting is None else Change(share_of(setting), tenant)
     if change is None and tenant is not None:
         raise UsageError("`--tenant` goes with a setting", expected="off, on or a percentage")
-    name, routers, key = _routers(file, url or [], api_keys)
-    found = asyncio.run(ask_all(routers, key, change))
+    with ExitStack() as ways:
+        name, routers, key = _routers(file, url or [], api_keys, ways)
+        found = asyncio.run(ask_all(routers, key, change))
     if json:
         ui.json({"name": name, "routers": [router.as_dict() for router in found]})
     else:
@@ -83,9 +85,10 @@ def share_of(setting: str) -> float:
 
 
 def _routers(
-    file: Path, urls: list[str], api_keys: Path | None
+    file: Path, urls: list[str], api_keys: Path | None, ways: ExitStack
 ) -> tuple[str | None, list[tuple[str, str]], str | None]:
     """The name of the deployment, name and URL of each of its routers, and the key to show."""
+    from pdctl.deploy.reach import ways_to
     from pdctl.render.check import load_checked
     from pdctl.state.store import StateStore
 
@@ -96,7 +99,8 @@ def _routers(
         raise UsageError("the example proxy has no switch", where="key `router.kind`")
     state = StateStore(config.name).load()
     records = state.processes.values() if state else _as_rendered(config)
-    found = sorted((r.index, r.name, r.url) for r in records if r.role == "router" and r.port)
+    near = ways.enter_context(ways_to(config))
+    found = sorted((r.index, r.name, near(r)) for r in records if r.role == "router" and r.port)
     if not found:
         raise UnreachableError(
             f"no router of `{config.name}` was started",

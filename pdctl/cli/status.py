@@ -49,13 +49,12 @@ def _read(file: "Path", name: str | None) -> "Status":
     world = reach.world_of(config) if config and state.target != "local" else local.this_machine()
     try:
         reach.try_to_connect(world)
-        return asyncio.run(read_status(world.hosts, state))
+        return asyncio.run(read_status(world.hosts, state, world.near))
     finally:
         world.close()
 
 
 def _show(found: "Status") -> None:
-    from pdctl.base.durations import format_duration
     from pdctl.state.lock import read_holder
 
     if not found.roles:
@@ -65,11 +64,7 @@ def _show(found: "Status") -> None:
             ["process", "host", "pid", "port", "health", "version", "age"],
             [_row(role) for role in found.roles],
         )
-    if found.decoder_ttl is not None and found.router_ttl is not None:
-        ui.say(
-            f"decode keeps blocks {format_duration(found.decoder_ttl)}, "
-            f"the router offers them {format_duration(found.router_ttl)}"
-        )
+    _show_ttl(found)
     if found.router_limits:
         ui.say("the router is upstream's example proxy, for comparison only:", "warn")
     for limit in found.router_limits:
@@ -84,6 +79,23 @@ def _show(found: "Status") -> None:
         ui.say(f"the last `pdctl {again}` did not end; run it again", "warn")
     if found.reused_tokens is not None:
         ui.say(f"proven for these processes: {found.reused_tokens} tokens reused in turn 2")
+
+
+def _show_ttl(found: "Status") -> None:
+    from pdctl.base.durations import format_duration
+
+    if found.decoder_ttl is not None and found.router_ttl is not None:
+        ui.say(
+            f"decode keeps blocks {format_duration(found.decoder_ttl)}, "
+            f"the router offers them {format_duration(found.router_ttl)}"
+        )
+    if found.configured is not None:
+        ui.say(
+            "these were set while it ran; the configuration says "
+            f"{format_duration(found.configured.decoder_ttl)} and "
+            f"{format_duration(found.configured.router_ttl)}, which `pdctl up` returns to",
+            "warn",
+        )
 
 
 def _row(role: "RoleStatus") -> list[object]:

@@ -7,6 +7,8 @@ import typer
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pdctl.config.model import Config
     from pdctl.deploy.runner import Outcome
     from pdctl.plan.model import Plan
@@ -49,7 +51,7 @@ def up(
         with hold(config.name, "pdctl up", wait=lock_wait):
             found = survey(world, wanted, store)
             _ask(found.plan, yes=yes)
-            prove = proof.two_turns(config, secrets, world.listen)
+            prove = proof.two_turns(config, secrets, world)
             outcome = runner.up(world, wanted, store, found, prove=prove)
     finally:
         world.close()
@@ -110,7 +112,6 @@ def _useful(config: "Config", file: str, outcome: "Outcome") -> list[str]:
     import json
     import shlex
 
-    from pdctl.base import paths
     from pdctl.engine import choices
 
     body = {
@@ -122,13 +123,38 @@ def _useful(config: "Config", file: str, outcome: "Outcome") -> list[str]:
     key = f' -H "authorization: Bearer {_first_key(shlex.quote(str(keys)))}"' if keys else ""
     with_file = "" if file == str(options.DEFAULT_FILE) else f" -f {shlex.quote(file)}"
     return [
+        *_way_in(config, outcome),
         f"curl {_url(outcome)}/v1/chat/completions -H 'content-type: application/json'{key} "
         f"-d {shlex.quote(json.dumps(body))}",
         f"pdctl status{with_file}",
         f"pdctl verify{with_file}",
-        f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log",
+        *_logs(config, outcome),
         f"pdctl down{with_file}",
     ]
+
+
+def _logs(config: "Config", outcome: "Outcome") -> "Iterator[str]":
+    """How to read them, on whichever machine they are."""
+    import shlex
+
+    from pdctl.base import paths
+
+    if config.target.kind == "local":
+        yield f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log"
+        return
+    for record in outcome.state.processes.values():
+        yield f"ssh {shlex.quote(record.host)} tail -f {shlex.quote(record.log)}"
+
+
+def _way_in(config: "Config", outcome: "Outcome") -> "Iterator[str]":
+    """A router that listens on its host's loopback only is reached through that host."""
+    import shlex
+
+    for record in outcome.state.processes.values():
+        loopback = record.address.startswith("127.") or record.address == "::1"
+        if record.role == "router" and loopback and config.target.kind != "local":
+            there = f"{record.port}:{record.address}:{record.port}"
+            yield f"ssh -N -L {there} {shlex.quote(record.host)}"
 
 
 def _first_key(file: str) -> str:

@@ -1,5 +1,6 @@
 """`pdctl verify`: the two-turn proof, told in words."""
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,7 +9,7 @@ from pdctl.base.exits import ExitCode
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pdctl.base.process import ProcessSpec
@@ -39,9 +40,9 @@ def verify(
 
     from pdctl.observe.verify import VerifyOptions
 
-    endpoints = _endpoints(file)
     settings = VerifyOptions(history_tokens=history, ready_s=wait, chat=chat)
-    report, findings = asyncio.run(_run(endpoints, settings))
+    with _endpoints(file) as endpoints:
+        report, findings = asyncio.run(_run(endpoints, settings))
     if json:
         ui.json(report.as_dict() | {"checks": [finding.as_dict() for finding in findings]})
     else:
@@ -50,9 +51,11 @@ def verify(
         raise typer.Exit(int(ExitCode.BAD_ANSWER))
 
 
-def _endpoints(file: "Path") -> "Endpoints":
+@contextmanager
+def _endpoints(file: "Path") -> "Iterator[Endpoints]":
     """Where the started deployment answers; one that pdctl did not start, where it is to be."""
     from pdctl.deploy.local import read_secrets
+    from pdctl.deploy.reach import ways_to
     from pdctl.observe.endpoints import endpoints_of, first_key
     from pdctl.render.check import load_checked
     from pdctl.state.store import StateStore
@@ -60,12 +63,15 @@ def _endpoints(file: "Path") -> "Endpoints":
     config = load_checked(file).config
     secrets = read_secrets(config)
     state = StateStore(config.name).load()
-    return endpoints_of(
-        config,
-        state.processes.values() if state and state.processes else _as_rendered(config),
-        engine_key=secrets.engine_key.value if secrets.engine_key else None,
-        router_key=first_key(secrets.client_keys.value) if secrets.client_keys else None,
-    )
+    processes = state.processes.values() if state and state.processes else _as_rendered(config)
+    with ways_to(config) as near:
+        yield endpoints_of(
+            config,
+            processes,
+            engine_key=secrets.engine_key.value if secrets.engine_key else None,
+            router_key=first_key(secrets.client_keys.value) if secrets.client_keys else None,
+            near=near,
+        )
 
 
 def _as_rendered(config: "Config") -> "Iterable[ProcessSpec]":

@@ -147,6 +147,7 @@ def _machine(host: SshHost) -> str:
 def _ssh(config: Config) -> Found:
     if not isinstance(config.target, SshTarget):
         return
+    yield from _logins(config.target)
     engines = [each for each in _hosts(config.target) if each[0] != "router"]
     for position, (role, index, host) in enumerate(engines):
         loc: Loc = ("target", "hosts", role, index)
@@ -157,6 +158,18 @@ def _ssh(config: Config) -> Found:
                 other_key = _key(("target", "hosts", other_role, other_index))
                 yield from _shared_gpus(host, other, loc, f"`{other_key}`")
     yield from _routers(config, len(config.target.hosts.router), ("target", "hosts", "router"))
+
+
+def _logins(target: SshTarget) -> Found:
+    """A host is logged in to once, so it is written in one way wherever it stands."""
+    seen: dict[tuple[str, int | None], tuple[SshHost, str]] = {}
+    for role, index, host in _hosts(target):
+        loc: Loc = ("target", "hosts", role, index)
+        first, name = seen.setdefault((host.address, host.ssh_port), (host, f"`{_key(loc)}`"))
+        for key in ("user", "key_file"):
+            if getattr(first, key) != getattr(host, key):
+                message = f"is the same host as {name}, with another `{key}`"
+                yield Problem((*loc, key), message, "log in to a host in one way")
 
 
 def _shared_gpus(host: SshHost, other: SshHost, loc: Loc, name: str) -> Found:

@@ -172,7 +172,7 @@ def _alive(world: World, state: DeploymentState | None) -> Iterator[str]:
 
 def _healthy(world: World, state: DeploymentState | None, alive: frozenset[str]) -> Iterator[str]:
     for record in state.processes.values() if state else ():
-        if record.name in alive and world.probe(record.url + record.health_path) is None:
+        if record.name in alive and world.probe(world.near(record) + record.health_path) is None:
             yield record.name
 
 

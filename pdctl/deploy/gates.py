@@ -39,7 +39,7 @@ def wait_healthy(
     waiting = list(records)
     while waiting:
         for record in list(waiting):
-            answer = world.probe(record.url + record.health_path)
+            answer = world.probe(world.near(record) + record.health_path)
             # Looked at after the probe: an answer may have come from a stranger on the port.
             _still_there(world, record)
             if answer is None:

@@ -5,10 +5,13 @@ from pathlib import Path
 from pdctl.base.command import Secret
 from pdctl.base.errors import NotFoundError, UsageError
 from pdctl.base.events import Listener, ignore
+from pdctl.base.explain import ADMIN_TENANT
 from pdctl.config.model import Config, LocalTarget, SshTarget
 from pdctl.deploy.survey import Wanted
+from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
 from pdctl.engine.example import is_archive, read_from_archive
+from pdctl.observe.endpoints import tenant_key
 from pdctl.render.deployment import render
 from pdctl.render.model import Secrets
 from pdctl.render.place import place_of
@@ -36,6 +39,16 @@ def wanted_of(config: Config, file: Path, secrets: Secrets, *, verify: bool = Tr
         rendered=lambda chosen: render(config, place, chosen, secrets, example),
         place=place,
         verify=verify,
+        keys=keys_of(secrets),
+    )
+
+
+def keys_of(secrets: Secrets) -> Keys:
+    """What engines and routers want to be shown."""
+    clients = secrets.client_keys
+    return Keys(
+        engine=secrets.engine_key.value if secrets.engine_key else None,
+        admin=tenant_key(clients.value, ADMIN_TENANT) if clients else None,
     )
 
 

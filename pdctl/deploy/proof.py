@@ -3,15 +3,15 @@
 import asyncio
 
 from pdctl.base.errors import BadAnswerError
-from pdctl.base.events import Listener
 from pdctl.config.model import Config
 from pdctl.deploy.runner import Prove, Proven
+from pdctl.deploy.world import World
 from pdctl.observe.proof import VerifyReport
 from pdctl.render.model import Secrets
 from pdctl.state.model import DeploymentState
 
 
-def two_turns(config: Config, secrets: Secrets, listen: Listener) -> Prove:
+def two_turns(config: Config, secrets: Secrets, world: World) -> Prove:
     """The two-turn proof as `up` runs it: without the ordinary chat that `verify` adds."""
 
     def prove(state: DeploymentState) -> Proven:
@@ -23,8 +23,9 @@ def two_turns(config: Config, secrets: Secrets, listen: Listener) -> Prove:
             state.processes.values(),
             engine_key=secrets.engine_key.value if secrets.engine_key else None,
             router_key=first_key(secrets.client_keys.value) if secrets.client_keys else None,
+            near=world.near,
         )
-        report = asyncio.run(verify(endpoints, VerifyOptions(chat=False), listen=listen))
+        report = asyncio.run(verify(endpoints, VerifyOptions(chat=False), listen=world.listen))
         if not report.ok:
             raise not_proven(config.name, report)
         return Proven(report.facts().reused_tokens or 0, report)

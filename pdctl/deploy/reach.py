@@ -1,15 +1,19 @@
 """The machines of a deployment, by what its configuration says of how to reach them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 from pdctl.base import paths
 from pdctl.base.command import command
 from pdctl.base.errors import PdctlError, PermissionDeniedError, UsageError
 from pdctl.base.events import Listener, ignore
+from pdctl.base.process import url_of
 from pdctl.config.model import Config, LocalTarget, SshAccess, SshHost, SshTarget
 from pdctl.deploy.local import this_machine
-from pdctl.deploy.world import World
+from pdctl.deploy.world import World, own_url
+from pdctl.observe.endpoints import Served
 from pdctl.render.check import load_checked
 from pdctl.render.place import place_of
 from pdctl.render.spots import name_of_host
@@ -40,6 +44,7 @@ def world_of(config: Config, listen: Listener = ignore) -> World:
             hosts,
             listen,
             prepare=lambda: _own_all(hosts.values(), tops, sudo=target.access.sudo),
+            near=lambda process: _near(hosts, process),
         )
     raise UsageError(
         f"hosts of `target.kind: {target.kind}` cannot be reached yet", where="key `target.kind`"
@@ -63,6 +68,32 @@ def config_of(state: DeploymentState) -> Config | None:
             where=str(file),
             hints=["name a file that is right: `-f FILE`"],
         ) from error
+
+
+@contextmanager
+def ways_to(config: Config) -> Iterator[Callable[[Served], str]]:
+    """How this machine reaches what a deployment serves, as long as the context lasts."""
+    if not isinstance(config.target, SshTarget):
+        yield own_url
+        return
+    world = world_of(config)
+    try:
+        try_to_connect(world)
+        yield world.near
+    finally:
+        world.close()
+
+
+def _near(hosts: Mapping[str, Machine], process: Served) -> str:
+    """Through the host's connection: engines and routers listen where only hosts may come."""
+    host = hosts.get(process.host)
+    address, port = urlsplit(process.url).hostname, process.port
+    if host is None or address is None or not port:
+        return process.url
+    try:
+        return url_of("127.0.0.1", host.forward(address, port))
+    except PdctlError:
+        return process.url  # a host that forwards nothing may still let us in
 
 
 def ssh_hosts(target: SshTarget) -> Mapping[str, Machine]:

@@ -11,7 +11,7 @@ from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
 from pdctl.base.events import Note, StepDone, StepFailed, StepSkipped, StepStarted
 from pdctl.base.process import ProcessSpec, RunningProcess
 from pdctl.config.model import Config, ExternalTarget
-from pdctl.deploy import audit, facts, folders, gates, install, logs, teardown
+from pdctl.deploy import audit, facts, folders, gates, install, logs, teardown, ttl
 from pdctl.deploy.interrupt import Interrupts
 from pdctl.deploy.survey import Survey, Wanted
 from pdctl.deploy.world import World
@@ -23,6 +23,7 @@ from pdctl.plan.model import (
     EndLeftovers,
     Install,
     MakeDirectories,
+    ReturnTtl,
     Start,
     Step,
     Stop,
@@ -143,7 +144,7 @@ class _Run:
         seconds = self._world.monotonic() - began
         self._world.listen(StepDone(step.id, step.what, seconds, result))
 
-    def _do(self, step: Step, action: Action) -> str:
+    def _do(self, step: Step, action: Action) -> str:  # noqa: C901 - one line a kind of action
         match action:
             case EndLeftovers():
                 return self._end_leftovers()
@@ -161,6 +162,8 @@ class _Run:
                 return self._start(action)
             case WaitHealthy():
                 return self._wait_healthy(step, action)
+            case ReturnTtl():
+                return self._return_ttl()
             case Verify():
                 return self._verify()
 
@@ -248,6 +251,18 @@ class _Run:
         record = record_of(spec, log=str(log), engine_id=chosen.engine_ids.get(spec.name))
         return replace(record, log_offset=logs.size(self._host(spec), log))
 
+    def _return_ttl(self) -> str:
+        ttl.set_ttl(
+            self._world,
+            self._store,
+            self._state,
+            self._state.kv,
+            self._wanted.keys,
+            choices.served_name(self._wanted.config),
+        )
+        self._save(replace(self._state, live_ttl=None))
+        return ""
+
     # --- processes ----------------------------------------------------------------------
 
     def _stop(self, action: Stop) -> str:
@@ -260,6 +275,9 @@ class _Run:
     def _start(self, action: Start) -> str:
         spec = next(s for s in self._deployment.processes if s.name == action.name)
         record = self._state.processes[action.name]
+        if file := record.env.get("PDCTL_TTL_FILE"):
+            # What was set while an earlier one ran is not meant for this one.
+            self._host(spec).remove_tree(PurePosixPath(file))
         with self._interrupts.held():
             ref = self._host(spec).start(spec, PurePosixPath(record.log))
             started = replace(record, ref=ref, started_at=self._world.now())
@@ -355,6 +373,7 @@ def _renewed(state: DeploymentState | None, wanted: Wanted, now: float) -> Deplo
         directories=state.directories,
         proof=state.proof,
         phase=state.phase,
+        live_ttl=state.live_ttl,
     )
 
 

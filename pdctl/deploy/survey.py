@@ -1,11 +1,12 @@
 """Looking before leaping: the world as it is, and the plan that follows. Changes nothing."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdctl.config.model import Config
 from pdctl.deploy import facts
+from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
 from pdctl.plan.build import build
 from pdctl.plan.chosen import kept
@@ -27,6 +28,7 @@ class Wanted:
         rendered: gives the deployment with what a start chose.
         place: where its things are on the hosts.
         verify: whether the two-turn proof is part of it.
+        keys: for what is changed over HTTP.
     """
 
     config: Config
@@ -35,6 +37,7 @@ class Wanted:
     rendered: Callable[[Chosen], Deployment]
     place: Place
     verify: bool = True
+    keys: Keys = field(default_factory=Keys)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,18 @@ from dataclasses import dataclass, field
 
 from pdctl.base.events import Listener, ignore
 from pdctl.deploy.probe import Probe, probe
+from pdctl.observe.endpoints import Served
 from pdctl.targets.base import Host
 
 
 def new_suffix() -> str:
     """Random and short: what makes an engine id new at every start."""
     return secrets.token_hex(4)
+
+
+def own_url(process: Served) -> str:
+    """Where it is reached by everybody."""
+    return process.url
 
 
 def nothing() -> None:
@@ -31,6 +37,7 @@ class World:
         monotonic, sleep: for limits.
         suffix: new at every call.
         prepare: makes the hosts such that folders can be made on them.
+        near: URL at which this machine reaches what a process serves, given its record.
     """
 
     hosts: Mapping[str, Host]
@@ -41,6 +48,7 @@ class World:
     sleep: Callable[[float], None] = time.sleep
     suffix: Callable[[], str] = field(default=new_suffix)
     prepare: Callable[[], None] = nothing
+    near: Callable[[Served], str] = own_url
 
     def close(self) -> None:
         """Give connections back."""

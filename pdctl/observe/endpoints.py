@@ -1,6 +1,6 @@
 """Where a deployment's engines and router answer, and what its configuration says of them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,12 +27,19 @@ class Served(Protocol):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One server: `name` as in `prefill-0`, base URL without a slash at its end."""
+    """One server.
+
+    Attributes:
+        name: as in `prefill-0`.
+        url: base URL without a slash at its end, as this machine reaches it.
+        known_as: base URL by which the deployment's own processes know it; empty when the same.
+    """
 
     name: str
     role: RoleName
     host: str
     url: str
+    known_as: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,8 @@ class Endpoints:
     def by_url(self, url: str) -> Endpoint | None:
         """The engine at a base URL."""
         wanted = url.rstrip("/")
-        return next((engine for engine in self.engines if engine.url == wanted), None)
+        found = (each for each in self.engines if wanted in (each.url, each.known_as))
+        return next(found, None)
 
 
 def endpoints_of(
@@ -74,17 +82,19 @@ def endpoints_of(
     *,
     engine_key: str | None = None,
     router_key: str | None = None,
+    near: Callable[[Served], str] | None = None,
 ) -> Endpoints:
     """The servers of a deployment.
 
     Args:
         processes: as started (ports chosen), or as rendered. Engines of an external target are
             taken from the configuration, so only the router is looked for among these.
+        near: gives the URL at which this machine reaches a process; by default its own.
 
     Raises:
         UnreachableError: an engine has no port yet, so nothing can be running.
     """
-    found = sorted((_endpoint(p) for p in processes), key=lambda e: ROLES.index(e.role))
+    found = sorted((_endpoint(p, near) for p in processes), key=lambda e: ROLES.index(e.role))
     engines = tuple(endpoint for endpoint in found if endpoint.role != "router")
     if isinstance(config.target, ExternalTarget):
         engines = _external(config.target)
@@ -118,14 +128,16 @@ def _shown(text: str) -> Iterator[tuple[str, str]]:
             yield line.tenant, line.key
 
 
-def _endpoint(process: Served) -> Endpoint:
+def _endpoint(process: Served, near: Callable[[Served], str] | None) -> Endpoint:
     if not process.port:
         raise UnreachableError(
             f"`{process.name}` has no port yet: it was never started",
             where=process.host,
             hints=["pdctl up"],
         )
-    return Endpoint(process.name, process.role, process.host, process.url)
+    url = near(process) if near else process.url
+    known_as = "" if url == process.url else process.url
+    return Endpoint(process.name, process.role, process.host, url, known_as)
 
 
 def _external(target: ExternalTarget) -> tuple[Endpoint, ...]:

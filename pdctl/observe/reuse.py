@@ -88,7 +88,7 @@ async def _ask(
         )
         return _read(router, answer)
     except HttpStatusError as error:
-        return replace(router, error=_explained(error))
+        return replace(router, error=explained(error, "switch reuse"))
     except PdctlError as error:
         return replace(router, error=error)
 
@@ -105,10 +105,15 @@ def _read(router: RouterReuse, answer: Mapping[str, object]) -> RouterReuse:
     )
 
 
-def _explained(error: HttpStatusError) -> PdctlError:
+def explained(error: HttpStatusError, what: str) -> PdctlError:
+    """A router's refusal in words.
+
+    Args:
+        what: was asked for, as in "may switch reuse".
+    """
     if error.status in (401, 403):
         return PermissionDeniedError(
-            f"only a key of the tenant `{ADMIN_TENANT}` may switch reuse",
+            f"only a key of the tenant `{ADMIN_TENANT}` may {what}",
             where=error.where,
             hints=[
                 f"add a line `{ADMIN_TENANT}:KEY` to the router's file of API keys",

@@ -14,20 +14,21 @@ whatever its flag (read in vLLM 0.32.0 and 0.33.0, and run there).
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
-from pdctl.base.errors import PdctlError
+from pdctl.base.errors import BadAnswerError, PdctlError
 from pdctl.base.facts import EngineMetrics
 from pdctl.base.transfer import FIRST_TURN, for_refusal, for_release
 from pdctl.observe.http import ask_json
 from pdctl.observe.metrics import growth, scrape_engine
 from pdctl.observe.proof import SideProbe
 
-_FALL_S = 5.0
-"""Within this decode's usage falls after a release; 2 s was measured."""
+_FALL_S = 15.0
+"""Within this decode's usage falls after a release. 2 s was measured, and more than 5 on two cores
+with twice as much to do: prefill's first look at decode's memory is part of it."""
 
 
 async def probe_sides(
@@ -91,6 +92,44 @@ async def give_back(
     Never raises for an engine that answers badly: then the blocks stay until decode's TTL.
     """
     await _give_back(_Asker(session, model, key, timeout), prefill, handle, prompt)
+
+
+@contextlib.asynccontextmanager
+async def a_handle(
+    session: aiohttp.ClientSession,
+    prefill: str,
+    decode: str,
+    *,
+    model: str,
+    prompt: Sequence[int],
+    key: str | None = None,
+    timeout: float = 30.0,
+) -> AsyncIterator[Callable[[], Awaitable[Mapping[str, Any]]]]:
+    """A turn through both, ready for decode: gives what lets decode finish it and tell its handle.
+
+    What decode keeps for it is given back at the end.
+
+    Raises:
+        PdctlError: an engine does not answer, or there is no handle.
+    """
+    asker = _Asker(session, model, key, timeout)
+    moved = await asker.one_token(prefill, prompt, FIRST_TURN)
+    if not moved or not moved.get("remote_block_ids"):
+        raise BadAnswerError("prefill offers no blocks to decode", where=prefill)
+    handles: list[Mapping[str, Any]] = []
+
+    async def finish() -> Mapping[str, Any]:
+        handle = await asker.one_token(decode, prompt, moved)
+        if not handle or not handle.get("remote_block_ids"):
+            raise BadAnswerError("decode gives no handle", where=decode)
+        handles.append(handle)
+        return handle
+
+    try:
+        yield finish
+    finally:
+        for handle in handles:
+            await _give_back(asker, prefill, handle, prompt)
 
 
 async def _freed(

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 
 import aiohttp
 
@@ -12,10 +12,16 @@ from pdctl.base.explain import STATE_PATH
 from pdctl.base.process import ROLES, RoleName
 from pdctl.engine.example import LIMITS
 from pdctl.observe.http import ask, ask_json
-from pdctl.state.model import DeploymentState, Phase, ProcessRecord
+from pdctl.state.model import DeploymentState, Intervals, Phase, ProcessRecord
 from pdctl.targets.base import Host
 
 _TIMEOUT_S = 5.0
+
+Near = Callable[[ProcessRecord], str]
+
+
+def _own_url(record: ProcessRecord) -> str:
+    return record.url
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ class Status:
     """A deployment now; without roles when nothing was started.
 
     Attributes:
+        decoder_ttl, router_ttl: seconds, in force.
+        configured: what `up` would make of them, when they were changed since.
         phase: where `up` or `down` is; None when there is no state.
         proven_at, reused_tokens: the last proof that succeeded, if it was about what runs now.
         router_limits: what a router that is not pdctl's cannot do.
@@ -76,6 +84,7 @@ class Status:
     decoder_ttl: float | None
     router_ttl: float | None
     phase: Phase | None = None
+    configured: Intervals | None = None
     proven_at: float | None = None
     reused_tokens: int | None = None
     router_limits: tuple[str, ...] = ()
@@ -87,27 +96,37 @@ class Status:
 
     def as_dict(self) -> dict[str, object]:
         """The shape of `status --json`."""
+        ttl: dict[str, object] = {"decoder_ttl": self.decoder_ttl, "router_ttl": self.router_ttl}
+        if self.configured:
+            ttl["configured"] = asdict(self.configured)
         return {
             "name": self.name,
             "target": self.target,
             "roles": [role.as_dict() for role in self.roles],
-            "kv": {"decoder_ttl": self.decoder_ttl, "router_ttl": self.router_ttl},
+            "kv": ttl,
             **({"router_limits": list(self.router_limits)} if self.router_limits else {}),
         }
 
 
-async def read_status(hosts: Mapping[str, Host], state: DeploymentState) -> Status:
-    """Ask hosts and servers, all at the same time; what does not answer has its `problem` set."""
+async def read_status(
+    hosts: Mapping[str, Host], state: DeploymentState, near: Near = _own_url
+) -> Status:
+    """Ask hosts and servers, all at the same time; what does not answer has its `problem` set.
+
+    Args:
+        near: gives the URL at which this machine reaches a process.
+    """
     records = sorted(state.processes.values(), key=lambda r: (ROLES.index(r.role), r.index))
     async with aiohttp.ClientSession() as session:
-        roles = await asyncio.gather(*(_read_role(session, hosts, each) for each in records))
+        roles = await asyncio.gather(*(_read_role(session, hosts, each, near) for each in records))
     proof = state.proof if state.proof and state.proof.processes == state.refs() else None
     return Status(
         name=state.name,
         target=state.target,
         roles=tuple(roles),
-        decoder_ttl=state.kv.decoder_ttl,
-        router_ttl=state.kv.router_ttl,
+        decoder_ttl=state.ttl.decoder_ttl,
+        router_ttl=state.ttl.router_ttl,
+        configured=state.kv if state.live_ttl else None,
         phase=state.phase,
         proven_at=proof.at if proof else None,
         reused_tokens=proof.reused_tokens if proof else None,
@@ -120,10 +139,11 @@ def _is_example(record: ProcessRecord) -> bool:
 
 
 async def _read_role(
-    session: aiohttp.ClientSession, hosts: Mapping[str, Host], record: ProcessRecord
+    session: aiohttp.ClientSession, hosts: Mapping[str, Host], record: ProcessRecord, near: Near
 ) -> RoleStatus:
     alive, problem = await asyncio.to_thread(_alive, hosts.get(record.host), record)
-    problem = await _problem(session, record) if alive else problem
+    url = await asyncio.to_thread(near, record) if alive else record.url
+    problem = await _problem(session, url + record.health_path) if alive else problem
     return RoleStatus(
         role=record.role,
         index=record.index,
@@ -131,7 +151,7 @@ async def _read_role(
         pid=record.ref.pid if record.ref and alive else None,
         port=record.port,
         healthy=not problem,
-        version=None if problem else await _version(session, record),
+        version=None if problem else await _version(session, record, url),
         engine_id=record.engine_id,
         problem=problem,
         age_s=time.time() - record.started_at if alive and record.started_at else None,
@@ -150,19 +170,19 @@ def _alive(host: Host | None, record: ProcessRecord) -> tuple[bool, str]:
         return False, f"{record.host}: {error.message}"
 
 
-async def _problem(session: aiohttp.ClientSession, record: ProcessRecord) -> str:
+async def _problem(session: aiohttp.ClientSession, url: str) -> str:
     try:
-        await ask(session, record.url + record.health_path, timeout=_TIMEOUT_S)
+        await ask(session, url, timeout=_TIMEOUT_S)
     except PdctlError as error:
         return error.message
     return ""
 
 
-async def _version(session: aiohttp.ClientSession, record: ProcessRecord) -> str | None:
+async def _version(session: aiohttp.ClientSession, record: ProcessRecord, url: str) -> str | None:
     """The router passes `/version` on to decode; its own is in its state."""
     path = STATE_PATH if record.role == "router" else "/version"
     try:
-        answer = await ask_json(session, record.url + path, timeout=_TIMEOUT_S)
+        answer = await ask_json(session, url + path, timeout=_TIMEOUT_S)
     except PdctlError:
         return None
     version = answer.get("version")

@@ -17,6 +17,7 @@ import aiohttp
 from pdctl.base.errors import PermissionDeniedError, UnreachableError
 from pdctl.base.events import Listener, StepProgress, StepWaiting, ignore
 from pdctl.base.facts import EngineMetrics, PairFacts, RouterFacts
+from pdctl.base.process import RoleName
 from pdctl.observe.endpoints import Endpoint, Endpoints
 from pdctl.observe.facts import gather, read_router
 from pdctl.observe.http import ask, ask_json
@@ -370,8 +371,8 @@ class _Run:
     async def _probe(self, evidence: Evidence) -> SideProbe:
         assert evidence.sizes is not None
         said = evidence.second.explanation if evidence.second else None
-        prefill = said.prefill if said and said.prefill else self.endpoints.role("prefill")[0].url
-        decode = said.decode if said and said.decode else self.endpoints.role("decode")[0].url
+        prefill = self._reached("prefill", said.prefill if said else None)
+        decode = self._reached("decode", said.decode if said else None)
         prompt = await self._fresh_ids(min(4 * evidence.block_size, evidence.sizes.second_prompt))
         return await probe_sides(
             self.session,
@@ -382,6 +383,11 @@ class _Run:
             key=self.endpoints.engine_key,
             poll=self.options.poll_s,
         )
+
+    def _reached(self, role: RoleName, said: str | None) -> str:
+        """Where this machine reaches the engine that the router has named."""
+        known = self.endpoints.by_url(said) if said else self.endpoints.role(role)[0]
+        return known.url if known else said or ""
 
     def _conversation(self) -> str:
         self.conversations.append(f"pdctl-verify-{self.token}-{len(self.conversations)}")

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pdctl.base.durations import format_duration
 from pdctl.base.process import ProcessSpec
 from pdctl.base.words import listed
 from pdctl.config.model import Config, Ec2Target, ExternalTarget
@@ -16,6 +17,7 @@ from pdctl.plan.model import (
     Instance,
     MakeDirectories,
     Plan,
+    ReturnTtl,
     Start,
     Step,
     Stop,
@@ -104,6 +106,7 @@ class _Work:
         yield from self._engine()
         yield self._model()
         yield self._files()
+        yield from self._ttl()
         yield from self._stops(verdicts)
         yield self._ports(starting)
         engines = tuple(s for s in self.deployment.processes if s.role != "router")
@@ -190,6 +193,15 @@ class _Work:
         if not paths:
             return _nothing("files", what, "they are there, as rendered")
         return Step("files", what, why, True, WriteFiles(paths))
+
+    def _ttl(self) -> Iterator[Step]:
+        """Before anything starts: what starts has the configuration's own."""
+        live = self.state.live_ttl if self.state else None
+        if live is not None:
+            now = format_duration(live.decoder_ttl)
+            what = f"return the TTL to {format_duration(self.config.kv.decoder_ttl)}"
+            why = f"`pdctl set-ttl` made it {now}, and the configuration does not say so"
+            yield Step("ttl", what, why, True, ReturnTtl())
 
     def _stops(self, verdicts: dict[str, _Verdict]) -> Iterator[Step]:
         """Routers first, so that no request meets an engine that ends."""

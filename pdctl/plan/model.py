@@ -63,6 +63,11 @@ class WaitHealthy:
 
 
 @dataclass(frozen=True)
+class ReturnTtl:
+    """Undo TTLs that were set while it ran."""
+
+
+@dataclass(frozen=True)
 class Verify:
     """Run the two-turn proof."""
 
@@ -76,6 +81,7 @@ Action = (
     | Stop
     | Start
     | WaitHealthy
+    | ReturnTtl
     | Verify
 )
 

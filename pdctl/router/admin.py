@@ -1,18 +1,19 @@
-"""Switching reuse while the router runs: `GET` and `PUT /pdctl/v1/reuse`.
+"""What can be changed while the router runs: its paths `/pdctl/v1/reuse` and `/pdctl/v1/ttl`.
 
-The switch is this process's alone: it lasts until the process ends, and a router that starts
-takes `router.reuse_share` again.
+A change is this process's alone: it lasts until the process ends, and a router that starts takes
+what it is started with again.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from pdctl.base.explain import ADMIN_TENANT, REUSE_PATH
+from pdctl.base.explain import ADMIN_TENANT, REUSE_PATH, TTL_PATH
 from pdctl.base.words import one_line
 from pdctl.router.core import Policy
 from pdctl.router.front import error_answer
@@ -26,27 +27,72 @@ class WrongSetting(Exception):  # noqa: N818 - the client's error, which the tex
     """What was sent is no setting."""
 
 
-class ReuseSwitch:
-    """Shows and changes for whom reuse is on.
+class Gate:
+    """Who may look at settings and change them.
 
     Args:
         api_keys: gives the clients' keys; None where there are none, and then whoever reaches
-            the router may switch, as they may use it. Else only the tenant `admin` may: an
-            address proves nothing, since a proxy on this host has loopback's.
+            the router may, as they may use it. Else only the tenant `admin` may: an address
+            proves nothing, since a proxy on this host has loopback's.
         tenant_of: whose request it is, as its key has proven.
     """
 
     def __init__(
         self,
-        shared: Shared,
-        policy: Policy,
         api_keys: Callable[[], ApiKeys | None],
         tenant_of: Callable[[web.Request], str],
     ) -> None:
+        self.api_keys = api_keys
+        self._tenant_of = tenant_of
+
+    def refusal(self, request: web.Request) -> web.Response | None:
+        """What to answer who may not."""
+        if self.api_keys() is None or self._tenant_of(request) == ADMIN_TENANT:
+            return None
+        return error_answer(
+            403, f"Only a key of the tenant `{ADMIN_TENANT}` may do this", "forbidden"
+        )
+
+
+class TtlSwitch:
+    """Shows and changes for how long handles are offered.
+
+    Handles that are there keep their own deadline, as decode's blocks do.
+    """
+
+    def __init__(self, shared: Shared, policy: Policy, gate: Gate) -> None:
         self._shared = shared
         self._policy = policy
-        self._api_keys = api_keys
-        self._tenant_of = tenant_of
+        self._gate = gate
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the two routes."""
+        app.router.add_get(TTL_PATH, self._get)
+        app.router.add_put(TTL_PATH, self._put)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return self._gate.refusal(request) or web.json_response({"ttl": self._policy.ttl})
+
+    async def _put(self, request: web.Request) -> web.Response:
+        if refusal := self._gate.refusal(request):
+            return refusal
+        try:
+            async with asyncio.timeout(self._shared.limits.idle):
+                ttl = parse_ttl(await request.read())
+        except WrongSetting as wrong:
+            return error_answer(400, str(wrong), "invalid_request")
+        log.warning("handles are offered for %g s from now on, not %g s", ttl, self._policy.ttl)
+        self._policy.ttl = ttl
+        return web.json_response({"ttl": ttl})
+
+
+class ReuseSwitch:
+    """Shows and changes for whom reuse is on."""
+
+    def __init__(self, shared: Shared, policy: Policy, gate: Gate) -> None:
+        self._shared = shared
+        self._policy = policy
+        self._gate = gate
 
     def add_to(self, app: web.Application) -> None:
         """Add the two routes."""
@@ -58,10 +104,10 @@ class ReuseSwitch:
         return {"share": self._policy.share, "tenants": dict(self._policy.tenant_shares)}
 
     async def _get(self, request: web.Request) -> web.Response:
-        return self._refusal(request) or web.json_response(self.state())
+        return self._gate.refusal(request) or web.json_response(self.state())
 
     async def _put(self, request: web.Request) -> web.Response:
-        if refusal := self._refusal(request):
+        if refusal := self._gate.refusal(request):
             return refusal
         try:
             async with asyncio.timeout(self._shared.limits.idle):
@@ -74,16 +120,9 @@ class ReuseSwitch:
         log.warning("reuse is set to %g, by tenant: %s", share, one_line(str(tenants)))
         return web.json_response(self.state() | {"released": await self._give_back()})
 
-    def _refusal(self, request: web.Request) -> web.Response | None:
-        if self._api_keys() is None or self._tenant_of(request) == ADMIN_TENANT:
-            return None
-        return error_answer(
-            403, f"Only a key of the tenant `{ADMIN_TENANT}` may do this", "forbidden"
-        )
-
     def _require_known(self, tenants: dict[str, float]) -> None:
         """A name that is misspelt would switch nothing off."""
-        keys = self._api_keys()
+        keys = self._gate.api_keys()
         known = set() if keys is None else set(keys.tenants.values())
         for name in tenants:
             if name not in known:
@@ -102,17 +141,39 @@ class ReuseSwitch:
         return len(taken)
 
 
+def parse_ttl(raw: bytes) -> float:
+    """The seconds in `{"ttl": seconds}`.
+
+    Raises:
+        WrongSetting: it is something else.
+    """
+    body = _object(raw)
+    ttl = body.get("ttl")
+    if body.keys() != {"ttl"} or isinstance(ttl, bool) or not isinstance(ttl, int | float):
+        raise WrongSetting("The body must be an object with `ttl`, a number of seconds")
+    if not (math.isfinite(ttl) and ttl > 0):
+        raise WrongSetting("`ttl` must be more than 0")
+    return float(ttl)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        raise WrongSetting("The body is not JSON") from None
+    if not isinstance(body, dict):
+        raise WrongSetting("The body must be an object")
+    return body
+
+
 def parse_setting(raw: bytes) -> tuple[float, dict[str, float]]:
     """The whole setting: `{"share": 0 to 1, "tenants": {name: 0 to 1}}`.
 
     Raises:
         WrongSetting: it is something else.
     """
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        raise WrongSetting("The body is not JSON") from None
-    if not isinstance(body, dict) or "share" not in body or body.keys() - {"share", "tenants"}:
+    body = _object(raw)
+    if "share" not in body or body.keys() - {"share", "tenants"}:
         raise WrongSetting("The body must be an object with `share` and perhaps `tenants`")
     tenants = body.get("tenants", {})
     if not isinstance(tenants, dict):

@@ -169,6 +169,7 @@ class _Turn:
         self.size = request.keys[-1][1] if request.keys else _rough_length(self.body)
         self.known = fleet.prefixes.known(request.keys)
         self.retain = self._may_retain()
+        self.ttl = policy.ttl
         self.claimed: Handle | None = None
         self.turns = 0
         self.prompt_ids: Ids | None = None
@@ -527,6 +528,7 @@ class _Turn:
         if decode is None:
             return Failure(503, "unreachable")
         self.report.decode = self.decode = decode
+        self.ttl = self.policy.ttl
         body = legs.decode_body(
             self.request.endpoint,
             self.body,
@@ -594,7 +596,8 @@ class _Turn:
                 turns=self.turns + 1,
                 held=held,
                 block_size=block_size,
-                deadline=self.clock() - blocked + self.policy.ttl,
+                # It may be changed while decode works; decode took one of the two.
+                deadline=self.clock() - blocked + min(self.ttl, self.policy.ttl),
             ),
             "",
         )

@@ -22,7 +22,8 @@ from pdctl.router.giving import Shared
 from pdctl.router.legs import ClientWants, StreamCleaner, count_of
 
 _REPROBE_S = 60.0
-# A flag that is off stays off until a restart, and asking for it pins a block for a while.
+# A flag that is off stays off until a restart, and asking for it pins a block for a while. But a
+# busy machine can look like it, so it is asked a second time before that is believed.
 _LONG_S = 600.0
 _FLAG = "kv_connector_extra_config.bidirectional_kv_xfer"
 
@@ -103,7 +104,7 @@ class Prober:
             return Proof(True, "decode does not say how many tokens it holds")
         if await self._ignores_handles(pair, ids):
             why = f"prefill does nothing with a handle: {_FLAG} is not true there"
-            return Proof(True, why, again_s=_LONG_S)
+            return Proof(True, why, again_s=_LONG_S if pair.why == why else _REPROBE_S)
         return await self._pull(pair, ids, for_pull(handle, tokens, block_size))
 
     async def _ignores_handles(self, pair: Pair, ids: list[int]) -> bool:

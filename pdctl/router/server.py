@@ -26,7 +26,7 @@ from pdctl.base.sse import event_of
 from pdctl.base.words import one_line
 from pdctl.router import legs, prefixes
 from pdctl.router.actions import Report
-from pdctl.router.admin import ReuseSwitch
+from pdctl.router.admin import Gate, ReuseSwitch, TtlSwitch
 from pdctl.router.auditor import Auditor
 from pdctl.router.core import Policy, TurnRequest, run_turn
 from pdctl.router.driver import Driver
@@ -111,8 +111,10 @@ class Router:
         self.draining = False
         self._key_file = key_file
         self._api_keys = key_file.keys if key_file else api_keys
-        self.switch = ReuseSwitch(
-            self.shared, self.policy, lambda: self._api_keys, lambda r: r.get(_TENANT, "")
+        gate = Gate(lambda: self._api_keys, lambda request: request.get(_TENANT, ""))
+        self.switches = (
+            ReuseSwitch(self.shared, self.policy, gate),
+            TtlSwitch(self.shared, self.policy, gate),
         )
         self._in_flight = 0
         self.shared.metrics.in_flight.set_function(lambda: self._in_flight)
@@ -137,7 +139,8 @@ class Router:
         add.add_get("/metrics", self._metrics)
         add.add_get(STATE_PATH, self._state)
         add.add_delete("/v1/conversations/{id}", self._forget)
-        self.switch.add_to(app)
+        for switch in self.switches:
+            switch.add_to(app)
         for method, path in PASSED:
             add.add_route(method, path, self._pass)
         let_browsers_in(app, dict.fromkeys((CHAT, COMPLETIONS, *(path for _, path in PASSED))))
@@ -359,7 +362,7 @@ class Router:
         return {
             "ready": fleet.ready() and not self.draining,
             "version": __version__,
-            "ttl": self.settings.ttl,
+            "ttl": self.policy.ttl,
             "threshold": self.settings.threshold,
             "handles": sum(total.handles for total in totals.values()),
             "retained_tokens": sum(total.tokens for total in totals.values()),

@@ -100,6 +100,7 @@ class DeploymentState:
         stop_timeout: seconds a process may take to end.
         directories: made for this deployment; `down` removes them, but for the logs.
         proof: None until the two-turn proof succeeded.
+        live_ttl: TTLs that were set while it ran; None when those of the configuration hold.
     """
 
     name: str
@@ -114,6 +115,7 @@ class DeploymentState:
     processes: Mapping[str, ProcessRecord] = field(default_factory=dict)
     directories: tuple[str, ...] = ()
     proof: Proof | None = None
+    live_ttl: Intervals | None = None
     schema_version: int = SCHEMA_VERSION
 
     def with_process(self, record: ProcessRecord) -> "DeploymentState":
@@ -124,6 +126,11 @@ class DeploymentState:
         """The same without one process."""
         rest = {key: record for key, record in self.processes.items() if key != name}
         return replace(self, processes=rest)
+
+    @property
+    def ttl(self) -> Intervals:
+        """The TTLs in force."""
+        return self.live_ttl or self.kv
 
     def refs(self) -> tuple[ProcessRef, ...]:
         """All processes that were started, in order of their names."""

@@ -90,6 +90,10 @@ SSH = {
         "{address: gw, ssh_port: 2201, private_address: 10.0.0.1}",
         "{address: gw, ssh_port: 2202, private_address: 10.0.0.2}",
     ): [],
+    ssh("{address: p, user: a}", "{address: d}", "{address: p, user: b}"): [
+        "8:33 target.hosts.router[0].user: is the same host as `target.hosts.prefill[0]`, with "
+        "another `user` (log in to a host in one way)"
+    ],
     ssh("{address: p}", "{address: d}", rest="router: {port: 8100}"): [
         "9:16 router.port: port 8100 is also taken by `target.hosts.prefill[0].port` on p " + OTHER
     ],

@@ -1,10 +1,15 @@
 """What a person does, with the real command and real engines: up, verify, status, up, down."""
 
+import itertools
 import json
 import os
 import shlex
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,7 @@ import pytest
 import yaml
 
 from pdctl.targets.local import INHERITED, INHERITED_PREFIXES
-from tests.e2e.harness import Pairs, Setup, configuration
+from tests.e2e.harness import Pairs, Setup, configuration, random_ids
 
 PDCTL = Path(sys.executable).with_name("pdctl")
 UP_LIMIT_S = 900  # an engine may have to be installed first
@@ -113,6 +118,7 @@ def test_from_one_file_to_a_proven_pair_and_back(person: Person) -> None:
     assert person.asks("verify")["ok"]
     all_green(person)
     what_runs_is_what_render_shows(person, up)
+    the_ttl_is_lowered_and_raised_under_load(person, up)
 
     down = person.types("down", "--yes")
     assert "nothing is left" in down.stderr + down.stdout
@@ -120,6 +126,100 @@ def test_from_one_file_to_a_proven_pair_and_back(person: Person) -> None:
         assert not runs(each["pid"])
     again = person.types("down", "--yes")
     assert "nothing" in again.stderr + again.stdout
+
+
+class Talker(threading.Thread):
+    """Conversations through the router, each turn compared with what decode says cold.
+
+    Attributes:
+        turns: what the router said of each.
+        wrong: what was not as it should be.
+    """
+
+    def __init__(self, router: str, decode: str, model: str) -> None:
+        super().__init__(daemon=True)
+        self._router, self._decode, self._model = router, decode, model
+        self._over = threading.Event()
+        self.turns: list[dict[str, Any]] = []
+        self.wrong: list[str] = []
+
+    def run(self) -> None:
+        for number in itertools.count():
+            prompt = random_ids(9000 + number, 300)
+            for _ in range(3):
+                if self._over.is_set():
+                    return
+                answer = self._turn(prompt)
+                prompt = [*prompt, *answer, *random_ids(number, 20)]
+
+    def end(self) -> None:
+        self._over.set()
+        self.join(60)
+
+    def _turn(self, prompt: list[int]) -> list[int]:
+        try:
+            said, told = self._ask(self._router, prompt)
+            cold, _ = self._ask(self._decode, prompt, cache_salt=uuid.uuid4().hex)
+        except OSError as error:
+            self.wrong.append(str(error))
+            return []
+        self.turns.append(told)
+        if said != cold:
+            self.wrong.append(f"{said} is not {cold}")
+        return said
+
+    def _ask(self, url: str, prompt: list[int], **more: Any) -> tuple[list[int], dict[str, Any]]:
+        body = {"model": self._model, "prompt": prompt, "max_tokens": 16, "temperature": 0}
+        body |= {"ignore_eos": True, "return_token_ids": True, **more}
+        request = urllib.request.Request(
+            f"{url}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "x-pdctl-explain": "1"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            told = json.loads(answer.headers.get("x-pdctl-turn", "{}"))
+            return json.load(answer)["choices"][0]["token_ids"], told
+
+
+def the_ttl_is_lowered_and_raised_under_load(person: Person, up: dict[str, Any]) -> None:
+    """No request notices; what is in force is what decode's next handle says."""
+    urls = {each["name"]: f"http://127.0.0.1:{each['port']}" for each in up["processes"]}
+    with urllib.request.urlopen(f"{urls['decode-0']}/v1/models", timeout=10) as models:
+        model = json.load(models)["data"][0]["id"]
+    talkers = [Talker(urls["router-0"], urls["decode-0"], model) for _ in range(2)]
+    for talker in talkers:
+        talker.start()
+    try:
+        for seconds in (30, 900, 20, 600):
+            before = person.asks("status")["kv"]
+            said = person.asks("set-ttl", str(seconds), "--yes")
+            assert said["changed"]
+            assert said["decoder_ttl"] == {"before": before["decoder_ttl"], "after": seconds}
+            least, most = said["decode"][0]["kept_for"]
+            assert least - 0.5 <= seconds <= most + 0.5
+            assert said["routers"][0]["ttl"] == seconds - 8
+            kv = person.asks("status")["kv"]
+            assert (kv["decoder_ttl"], kv["router_ttl"]) == (seconds, seconds - 8)
+            assert kv["configured"] == {"decoder_ttl": 480, "router_ttl": 472}
+            time.sleep(2)
+    finally:
+        for talker in talkers:
+            talker.end()
+    turns = [turn for talker in talkers for turn in talker.turns]
+    assert [wrong for talker in talkers for wrong in talker.wrong] == []
+    assert sum(turn["outcome"] == "HIT" for turn in turns) >= 4
+    # A retry that hides a failure counts as one.
+    assert [turn for turn in turns if turn["retries"]] == []
+    for each in up["processes"]:
+        assert "Declining expired remote read" not in Path(each["log"]).read_text()
+
+    shown = person.asks("plan")
+    assert [step["id"] for step in shown["steps"] if step["changes"]] == ["ttl"]
+    person.types("up", "--yes", "--no-verify")
+    kv = person.asks("status")["kv"]
+    assert kv == {"decoder_ttl": 480, "router_ttl": 472}
+    state = json.loads(urllib.request.urlopen(f"{urls['router-0']}/ready", timeout=10).read())
+    assert state["ttl"] == 472
 
 
 def all_green(person: Person) -> None:

@@ -1,22 +1,25 @@
-"""Switching reuse at run time: who may, what it does at once, and for whom it stays."""
+"""Changing reuse and the TTL at run time: who may, what it does at once, and for whom it stays."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from pdctl.router.admin import WrongSetting, parse_setting
+from pdctl.router.admin import WrongSetting, parse_setting, parse_ttl
 from pdctl.router.core import Policy
 from pdctl.router.handle import Conversation
 from pdctl.router.keys import parse_keys
+from tests.router.fake import FakeEngine
 from tests.router.test_server import LONG, World, user, world
 
 KEYS = "acme:a-key\nbeta:b-key\nadmin:root-key\n"
 
 
-async def put(w: World, setting: Any, key: str = "") -> tuple[int, Any]:
+async def put(
+    w: World, setting: Any, key: str = "", path: str = "/pdctl/v1/reuse"
+) -> tuple[int, Any]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with w.http.put(f"{w.url}/pdctl/v1/reuse", json=setting, headers=headers) as answer:
+    async with w.http.put(f"{w.url}{path}", json=setting, headers=headers) as answer:
         return answer.status, await answer.json()
 
 
@@ -157,3 +160,48 @@ async def test_what_is_no_setting_changes_nothing() -> None:
         status, said = await put(w, {"share": 2})
         assert (status, said["error"]["type"]) == (400, "invalid_request")
         assert w.router.policy.share == 1.0
+
+
+TTL = "/pdctl/v1/ttl"
+
+
+async def deadlines(w: World) -> list[float]:
+    handles = await w.router.shared.store.take_all(lambda tenant, conversation: True)
+    return [handle.deadline - asyncio.get_running_loop().time() for handle in handles]
+
+
+async def test_a_changed_ttl_holds_from_the_next_finished_turn() -> None:
+    async with world(ttl=100.0) as w:
+        await begin(w, conversation="before")
+        assert await put(w, {"ttl": 30}, path=TTL) == (200, {"ttl": 30.0})
+        await begin(w, conversation="after")
+        assert (await w.router.state())["ttl"] == 30.0
+        assert sorted(await deadlines(w)) == pytest.approx([30.0, 100.0], abs=3)
+
+
+@pytest.mark.parametrize("new", [30, 200])
+async def test_a_turn_that_runs_while_the_ttl_changes_gets_the_shorter_one(new: float) -> None:
+    """Decode may have finished it before or after its own TTL was changed."""
+    async with world(ttl=100.0, d=FakeEngine("decode", gap=0.1)) as w:
+        turn = asyncio.create_task(w.ask([user(LONG)], stream=True))
+        await w.until(lambda: len(w.d.seen) > 0)
+        await put(w, {"ttl": new}, path=TTL)
+        await turn
+        assert await deadlines(w) == pytest.approx([min(new, 100.0)], abs=3)
+
+
+async def test_only_the_tenant_admin_may_change_the_ttl() -> None:
+    async with world(ttl=100.0, api_keys=parse_keys(KEYS, where="keys")) as w:
+        assert (await put(w, {"ttl": 30}, "a-key", TTL))[0] == 403
+        assert (await put(w, {"ttl": 30}, path=TTL))[0] == 401
+        assert w.router.policy.ttl == 100.0
+        assert (await put(w, {"ttl": 30}, "root-key", TTL))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"30", b"{}", b'{"ttl":0}', b'{"ttl":-1}', b'{"ttl":true}', b'{"ttl":"30"}',
+            b'{"ttl":30,"x":1}', b'{"ttl":1e999}'],
+)  # fmt: skip
+def test_what_is_no_ttl_changes_nothing(raw: bytes) -> None:
+    with pytest.raises(WrongSetting):
+        parse_ttl(raw)

@@ -364,6 +364,18 @@ REUSE: tuple[Signature, ...] = (
         source="read: pdctl/router/admin.py",
     ),
     Signature(
+        id="router.ttl.changed",
+        title="the router's TTL was changed",
+        literals=(ROUTER_LITERAL,),
+        pattern=r"^handles are offered for (?P<ttl>\S+) s from now on, not (?P<before>\S+) s$",
+        severity="note",
+        roles=_ROUTER,
+        versions=_OURS,
+        meaning="Somebody ran `pdctl set-ttl`. Handles from before keep their own deadline.",
+        fix=Fix("see what is in force", ("pdctl status",)),
+        source="read: pdctl/router/admin.py",
+    ),
+    Signature(
         id="router.release.failed",
         title="blocks could not be given back to decode",
         literals=(ROUTER_LITERAL,),

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pdctl.base.errors import PdctlError, PermissionDeniedError, UnreachableError
 from pdctl.targets.ssh import known_hosts
 from pdctl.targets.ssh.access import Hop, Route
+from pdctl.targets.ssh.forward import Stream
 from pdctl.targets.ssh.keys import Offers, agent_keys, offers_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ _TICK_S = 2.0
 _SEND_LIMIT_S = 60.0
 _END_S = 2.0
 _SAID = 8192
+_PROHIBITED = 1
+"""SSH_OPEN_ADMINISTRATIVELY_PROHIBITED"""
 
 
 class Deadline:
@@ -95,6 +98,31 @@ class Link:
                 hints=["`MaxSessions` of the server, or a full disk or process table, may be why"],
             ) from error
         return ChannelPipe(channel)
+
+    def connect_to(self, address: str, port: int, limit: float) -> Stream:
+        """Connect from the host to a server.
+
+        Raises:
+            PermissionDeniedError: the host's SSH server allows no forwarding.
+            UnreachableError: nobody listens there, or the connection is lost.
+        """
+        import paramiko
+
+        try:
+            channel = self.transport.open_channel(
+                "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=limit
+            )
+        except paramiko.ChannelException as error:
+            kind = PermissionDeniedError if error.code == _PROHIBITED else UnreachableError
+            raise kind(
+                f"the host does not connect to {address}:{port}: {_words(error)}",
+                where=self.hop.where,
+            ) from error
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise UnreachableError(
+                f"the connection was lost: {_words(error)}", where=self.hop.where
+            ) from error
+        return cast("Stream", channel)
 
     def close(self) -> None:
         """Give everything back."""

@@ -5,12 +5,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Any
 
 from pdctl.base.command import Command
-from pdctl.base.errors import PdctlError, TemporaryError
+from pdctl.base.errors import PdctlError, TemporaryError, UnreachableError
 from pdctl.base.process import ProcessRef, ProcessSpec, RunningProcess
 from pdctl.targets.base import OutputSink, Result
 from pdctl.targets.local import KILL_LIMIT_S, limit_passed
@@ -19,6 +20,7 @@ from pdctl.targets.ssh import bundle
 from pdctl.targets.ssh.access import Login, OpenSsh, Route, route_of
 from pdctl.targets.ssh.connect import Link, Links, explained
 from pdctl.targets.ssh.far import wire_of
+from pdctl.targets.ssh.forward import Forward, Stream
 from pdctl.targets.ssh.near import ANSWER_S, Near
 
 _GRACE_S = 20.0  # beyond a limit that the host itself keeps
@@ -57,6 +59,8 @@ class SshHost:
         self._link: Link | None = None
         self._near: Near | None = None
         self._failure: tuple[float, PdctlError] | None = None
+        self._forwarding = threading.Lock()
+        self._forwards: dict[tuple[str, int], Forward] = {}
 
     @property
     def name(self) -> str:
@@ -183,8 +187,39 @@ class SshHost:
         """The variables a started process gets besides those its command names."""
         return dict(self._call("inherited_env"))
 
+    def forward(self, address: str, port: int) -> int:
+        """A port of this machine's loopback that leads to a server which the host can reach.
+
+        It is there until `close`, through connections that are lost and made again.
+
+        Raises:
+            PermissionDeniedError: the host's SSH server allows no forwarding.
+            UnreachableError: the host cannot be reached. That nobody listens on the port yet is no
+                error here, but whoever connects is turned away.
+        """
+        with self._forwarding:
+            found = self._forwards.get((address, port))
+            if found is None:
+                with suppress(UnreachableError):
+                    self._way_to(address, port).close()  # whether it is allowed at all
+                self._connected()
+                found = Forward(lambda: self._way_to(address, port))
+                self._forwards[address, port] = found
+            return found.port
+
+    def _way_to(self, address: str, port: int) -> Stream:
+        self._connected()
+        link, route = self._link, self._route
+        if link is None or route is None:
+            raise UnreachableError("the connection was closed", where=self._name)
+        return link.connect_to(address, port, route.limit)
+
     def close(self) -> None:
         """Give the connection back; commands that are waited for end, started processes stay."""
+        with self._forwarding:
+            for forward in self._forwards.values():
+                forward.close()
+            self._forwards.clear()
         with self._lock:
             self._drop()
 

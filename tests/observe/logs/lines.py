@@ -91,6 +91,7 @@ POSITIVE: dict[str, list[str]] = {
     ],
     "router.pair.proven": [OURS + f"pair {P} × {D} proven: blocks move both ways"],
     "router.reuse.switched": [OURS_WARN + "reuse is set to 0.25, by tenant: {'a': 1.0}"],
+    "router.ttl.changed": [OURS_WARN + "handles are offered for 112 s from now on, not 472 s"],
     "router.release.failed": [
         OURS_WARN + "release of cmpl-1-0-ad8c6ea9 failed: Failure(status=500, kind='status')",
     ],
@@ -384,6 +385,7 @@ NEAR: dict[str, list[str]] = {
     "router.pair.unproven": [OURS + f"pair {P} × {D} proven: blocks move both ways"],
     "router.pair.proven": [OURS + f"pair {P} × {D} proven: nothing"],
     "router.reuse.switched": [OURS + "reuse is set"],
+    "router.ttl.changed": [OURS + "handles are offered for 112 s"],
     "router.release.failed": [OURS + "release of cmpl-1 worked"],
     "router.release.late": [OURS + "12 handles were given back"],
     "router.requestlog.broken": [

@@ -23,6 +23,7 @@ TEXTS = {
     "pair %s × %s does not reuse: %s": "router.pair.unproven",
     "pair %s × %s proven: blocks move both ways": "router.pair.proven",
     "reuse is set to %g, by tenant: %s": "router.reuse.switched",
+    "handles are offered for %g s from now on, not %g s": "router.ttl.changed",
     "release of %s failed: %s": "router.release.failed",
     "conv=%s: handle expired": "router.handle.expired",
     "the request log %s loses lines: %s": "router.requestlog.broken",
