@@ -7,7 +7,7 @@ from math import inf, isfinite
 from pdctl.analyze.pinned import INSTANTS, Pinned, Step, pinned, reusable, steps_of, turns_of
 from pdctl.analyze.scan import Scanned
 from pdctl.analyze.simulate import Outcome, Rules, Simulation
-from pdctl.analyze.speed import Measured, Saving, measured, savings
+from pdctl.analyze.speed import CURVES, Measured, Saving, measured, savings
 from pdctl.analyze.sums import Sums
 from pdctl.analyze.ttl import PERCENTILES, Gaps, ladder
 from pdctl.analyze.verdict import Grounds, Verdict, judge
@@ -29,6 +29,7 @@ class Asked:
         capacity: tokens that all decode servers have room for; None: not known.
         token_bytes: of KV for a token, on all GPUs together; None: not known.
         threshold: tokens below which nothing is pulled.
+        curve: name of the published speeds that fit; None: not known, so all are shown.
     """
 
     ttl: float = 480.0
@@ -36,6 +37,7 @@ class Asked:
     capacity: int | None = None
     token_bytes: int | None = None
     threshold: int = 64
+    curve: str | None = None
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,8 @@ def _speeds(
             tokens = min(step.held, step.wants - 1)
             on_time = step.then - step.end <= usable and tokens >= asked.threshold
             pairs.append((step.wants, tokens if on_time else 0))
-    return savings(pairs), measured(steps)
+    curves = [curve for curve in CURVES if asked.curve in (None, curve.name)]
+    return savings(pairs, curves), measured(steps)
 
 
 def _grounds(

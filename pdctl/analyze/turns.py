@@ -121,7 +121,8 @@ class Tally:
     Attributes:
         sums: over pairs.
         sample: rows to replay.
-        first, last: of each conversation, in the order of the log.
+        first, last: of each conversation, in the order of the log; what is put together keeps the
+            first ones of its first part only, since nobody needs more.
         disordered: conversations that have a row older than the one before it.
         rows: how many there were.
         since, until: the earliest and the latest arrival.
@@ -229,8 +230,6 @@ class Tally:
         joined = [(old, new) for id, new in later.first.items() if (old := self.last.get(id))]
         self.sums.merge(later.sums)
         self._pair([old for old, _ in joined], [new for _, new in joined])
-        for id, row in later.first.items():
-            self.first.setdefault(id, row)
         self.last.update(later.last)
         self.disordered |= later.disordered
         self.sample.merge(later.sample)

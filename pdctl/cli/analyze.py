@@ -9,7 +9,7 @@ import typer
 
 from pdctl.base.errors import BadAnswerError, NotFoundError, UsageError
 from pdctl.cli import options, ui
-from pdctl.cli.kvmodel import token_bytes
+from pdctl.cli.kvmodel import named_model, token_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +67,7 @@ def analyze(
         capacity=_capacity(capacity, engine_log),
         token_bytes=token_bytes(model, kv_dtype, tensor_parallel) if model else None,
         threshold=threshold,
+        curve=named_model(model).curve if model else None,
     )
     with _opened(logs) as opened, no_cycles():
         scanned = scan(opened, Wanted(asked.ttl, sample=replay))
