@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite
 
-from pdctl.analyze.pinned import INSTANTS, Pinned, Step, pinned, reusable, steps_of, turns_of
+from pdctl.analyze.pinned import (
+    INSTANTS,
+    Pinned,
+    Step,
+    gaps_of,
+    pinned,
+    reusable,
+    steps_of,
+    turns_of,
+)
 from pdctl.analyze.scan import Scanned
 from pdctl.analyze.simulate import Outcome, Rules, Simulation
 from pdctl.analyze.speed import CURVES, Measured, Saving, measured, savings
@@ -137,8 +146,8 @@ def conclude(scanned: Scanned, asked: Asked) -> tuple[Answer, Plots]:
     sums = tally.sums
     steps = steps_of(tally.sample.kept)
     since, until = _span(scanned, steps)
-    ends_known = bool(sums.idle) and any(step.end > step.start for step in steps)
-    gaps = Gaps(sums.idle if ends_known else sums.gaps)
+    ends_known = any(step.end > step.start for step in steps)
+    gaps = Gaps(gaps_of(steps))
     knee = gaps.knee(3600.0)
     scale = tally.rows / tally.sample.rows if tally.sample.rows else 1.0
     ttls = ladder(asked.ttl, knee)

@@ -6,14 +6,15 @@ import pytest
 
 from pdctl.analyze.importers import LiteLlmReader, VllmReader, kind_of
 from pdctl.analyze.lines import open_log
+from pdctl.analyze.pinned import gaps_of, steps_of
 from pdctl.analyze.scan import Wanted, scan
-from pdctl.analyze.sums import Sums
+from pdctl.analyze.turns import Tally
 from tests.cli.helpers import run_cli
 
 
-def scanned(tmp_path, text: str, **more: object) -> Sums:
+def scanned(tmp_path, text: str, **more: object) -> Tally:
     (tmp_path / "log").write_text(text)
-    return scan([open_log(str(tmp_path / "log"))], Wanted(480, cores=1, **more)).tally.sums  # type: ignore[arg-type]
+    return scan([open_log(str(tmp_path / "log"))], Wanted(480, cores=1, **more)).tally  # type: ignore[arg-type]
 
 
 def payload(start: float, prompt: int, **more: object) -> dict[str, object]:
@@ -41,10 +42,11 @@ def test_litellm(tmp_path) -> None:
         payload(30, 900, status="failure"),
         payload(40, 200, startTime="1970-01-01T00:00:40Z", endTime="1970-01-01 00:00:41"),
     ]
-    sums = scanned(tmp_path, "".join(json.dumps(row) + "\n" for row in rows))
+    tally = scanned(tmp_path, "".join(json.dumps(row) + "\n" for row in rows))
+    sums = tally.sums
     assert (sums.follow_ups, sums.prompt, sums.repeated) == (2, 350, 250)
     assert (sums.answered, sums.answered_repeated) == (2, 120 + 170)
-    assert sums.idle == {6: 1, 26: 1}
+    assert gaps_of(steps_of(tally.sample.kept)) == {6: 1, 26: 1}
 
 
 def test_litellm_without_a_conversation_or_a_count() -> None:
@@ -71,9 +73,10 @@ def test_vllm_conversations_are_those_that_go_on(tmp_path) -> None:
     text = details(1, one, "it's prompt_token_ids: [9]") + details(2, two)
     text += "(EngineCore pid=2) INFO 11-29 15:28:03 [core.py:1] something else\n"
     text += details(5, [*one, 1, 2, 3]) + details(9, [*one, 1, 2, 3, 4]) + details(11, [*two, 5])
-    sums = scanned(tmp_path, text, part=100)
+    tally = scanned(tmp_path, text, part=100)
+    sums = tally.sums
     assert (sums.follow_ups, sums.prompt, sums.repeated) == (3, 53 + 54 + 71, 50 + 53 + 70)
-    assert sums.gaps == {4: 2, 9: 1}
+    assert gaps_of(steps_of(tally.sample.kept)) == {4: 2, 9: 1}
 
 
 def test_vllm_before_it_split_the_line() -> None:
