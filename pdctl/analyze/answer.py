@@ -62,7 +62,7 @@ class TtlRow:
 
 @dataclass(frozen=True)
 class Simulated:
-    """The log replayed against decode's room, with the recommended TTL or, without, that in force.
+    """The log replayed against decode's room, with the recommended TTL or else that in force.
 
     Attributes:
         ttl_s: the TTL.
@@ -144,7 +144,9 @@ def conclude(scanned: Scanned, asked: Asked) -> tuple[Answer, Plots]:
     rows = _curve(ttls, pins, gaps, steps, scale, asked)
     best = recommended(rows)
     chosen = best.ttl_s if best else asked.ttl
-    simulated = _simulated(steps, chosen, scale, asked, since, until) if steps else None
+    simulated = None
+    if asked.capacity is not None and steps:
+        simulated = _simulated(steps, chosen, scale, asked, since, until)
     published, fitted = _speeds(steps, chosen, asked)
     answer = Answer(
         follow_up_turns=sums.follow_ups,
@@ -290,7 +292,7 @@ def _grounds(
         or 0.0,
         longest=max((row.reused_share or 0.0 for row in rows), default=0.0),
         ttl=best.ttl_s if best else None,
-        reused=(simulated.reused_share if simulated else None) or 0.0,
+        reused=told.reused_share or 0.0 if (told := simulated or best) is not None else 0.0,
         room_known=any(row.fits is not None for row in rows),
         none_fits=best is None and any(row.fits is False for row in rows),
         saved_ms=(

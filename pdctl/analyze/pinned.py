@@ -1,9 +1,12 @@
 """The kept rows, turn by turn: what a TTL would have reused, and what it pins on decode."""
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil, inf, isnan
+from operator import add, sub
 from typing import NamedTuple
 
 from pdctl.analyze.simulate import Turn
@@ -103,27 +106,40 @@ def pinned(
         block: tokens in a block.
         since, until: what is looked at.
     """
+    order = sorted(range(len(ttls)), key=lambda number: ttls[number])
+    ladder = [ttls[number] for number in order]
     span = max(until - since, 1e-9)
     scale = INSTANTS / span
-    begins = [0] * (INSTANTS + 2)
-    ends = [[0] * (INSTANTS + 2) for _ in ttls]
-    areas = [0.0] * len(ttls)
+    begins = _none()
+    expired = [_none() for _ in ladder]
+    taken = [_none() for _ in ladder]  # by the next turn, with this TTL and all longer ones
+    areas = [0.0] * len(ladder)
+    shared = [0.0] * len(ladder)
     for step in steps:
         blocks = ceil(step.held / block)
         end, then = step.end, max(step.end, step.then)
         begins[_instant(end, since, scale)] += blocks
-        for number, ttl in enumerate(ttls):
-            gone = min(then, end + ttl)
-            ends[number][_instant(gone, since, scale)] += blocks
+        first = bisect_left(ladder, then - end)
+        for number in range(first):
+            gone = end + ladder[number]
+            expired[number][_instant(gone, since, scale)] += blocks
             areas[number] += blocks * max(0.0, min(gone, until) - end)
-    found = []
-    for number in range(len(ttls)):
-        at, now = [], 0
-        for instant in range(INSTANTS + 1):
-            now += begins[instant] - ends[number][instant]
-            at.append(now)
-        found.append(Pinned(at, areas[number] / span, max(at)))
+        if first < len(ladder):
+            taken[first][_instant(then, since, scale)] += blocks
+            shared[first] += blocks * max(0.0, min(then, until) - end)
+    found: list[Pinned] = [Pinned([], 0.0, 0)] * len(ladder)
+    for place, number in enumerate(order):
+        if place:
+            taken[place] = list(map(add, taken[place], taken[place - 1]))
+            shared[place] += shared[place - 1]
+        gone_at = map(add, expired[place], taken[place])
+        at = list(accumulate(map(sub, begins, gone_at)))[: INSTANTS + 1]
+        found[number] = Pinned(at, (areas[place] + shared[place]) / span, max(at))
     return found
+
+
+def _none() -> list[int]:
+    return [0] * (INSTANTS + 2)
 
 
 def _instant(moment: float, since: float, scale: float) -> int:

@@ -19,6 +19,8 @@ _SMALL = 32 << 20
 """Bytes below which a second process costs more than it saves."""
 _LARGE = 512 << 20
 """Bytes after which what a process has found is put together with the rest."""
+_PACKED = 8
+"""How many times larger a log is than its compressed file, roughly."""
 _AT_ONCE = 8_000_000
 """Rows out of order that are sorted in memory at once."""
 
@@ -65,13 +67,12 @@ class _Job:
 
 def scan(logs: Sequence[Log], wanted: Wanted) -> Scanned:
     """Read logs to their ends, the oldest first."""
-    peeked = [(log, *_peek(log)) for log in logs]
-    peeked.sort(key=lambda each: each[1])
-    rich = any(each[2] for each in peeked)
+    peeked = sorted((_peek(log) for log in logs), key=lambda each: each.since)
+    rich = any(each.rich for each in peeked)
     total = sum(log.size for log in logs)
     size = wanted.part or max(_SMALL, min(_LARGE, -(-total // wanted.cores)))
-    named = [(log.name, part) for log, *_ in peeked for part in parts_of(log, size)]
-    mask = _mask(total, wanted.sample)
+    named = [(log.name, part) for log in (p.log for p in peeked) for part in parts_of(log, size)]
+    mask = _mask(sum(each.lines for each in peeked), wanted.sample)
     jobs = [_Job(part, rich, wanted, mask) for _, part in named]
     tally = Tally(Sums(wanted.ttl), Sample(wanted.sample, mask))
     readings: dict[str, Reading] = {log.name: Reading() for log in logs}
@@ -86,20 +87,31 @@ def scan(logs: Sequence[Log], wanted: Wanted) -> Scanned:
     return Scanned(tally, readings, rich)
 
 
-def _mask(total: int, most: int) -> int:
+def _mask(lines: float, most: int) -> int:
     """What a sample will come to, so that it need not be kept first and dropped then."""
     mask = 0
-    while total / 150 / (mask + 1) > most:
+    while lines / (mask + 1) > most:
         mask = mask * 2 + 1
     return mask
 
 
-def _peek(log: Log) -> tuple[float, bool]:
-    """When a log begins, and whether it is a rich one."""
+@dataclass(frozen=True)
+class _Peeked:
+    """What the first lines of a log tell: when it begins, how many lines it may have."""
+
+    log: Log
+    since: float
+    lines: float
+    rich: bool
+
+
+def _peek(log: Log) -> _Peeked:
     block = next(blocks(Part(log.path, 0, min(log.size, BLOCK), log.packed)), b"")
     rich = is_rich(block)
     rows = JsonReader(rich=rich).rows(block)
-    return min((row.ts for row in rows if row.ts is not None), default=0.0), rich
+    since = min((row.ts for row in rows if row.ts is not None), default=0.0)
+    lines = log.size / max(1, len(block)) * block.count(b"\n")
+    return _Peeked(log, since, lines * (_PACKED if log.packed else 1), rich)
 
 
 def _each(work: Callable[[_Job], R], jobs: Sequence[_Job], cores: int) -> Iterator[R]:

@@ -23,7 +23,7 @@ class Sums:
         follow_ups: how many pairs.
         prompt: prompt tokens of the later turns.
         repeated: of them, those that the turn before had in its prompt.
-        late: pairs further apart than the TTL, from start to start.
+        far: pairs further apart than a TTL that is no whole number of seconds.
         gaps: seconds from start to start, rounded up → how many.
         idle: the same from the end of an answer to the next start, where ends are logged.
         answered: pairs whose earlier turn has its answer's length logged.
@@ -38,7 +38,7 @@ class Sums:
     follow_ups: int = 0
     prompt: int = 0
     repeated: int = 0
-    late: int = 0
+    far: int = 0
     gaps: Counter[int] = field(default_factory=Counter)
     idle: Counter[int] = field(default_factory=Counter)
     answered: int = 0
@@ -50,11 +50,7 @@ class Sums:
     hits: int = 0
 
     def add(self, before: Sequence[Row], rows: Sequence[Row]) -> float:
-        """Count pairs; the smallest gap of them in seconds, below zero when out of order.
-
-        Everything is done for many pairs at once by what C does for us: a loop of our own over
-        pairs takes twice as long, and there are millions.
-        """
+        """Count pairs; the smallest gap of them in seconds, below zero when out of order."""
         if not rows:
             return 1.0
         tokens = list(map(TOKENS, rows))
@@ -62,11 +58,24 @@ class Sums:
         self.follow_ups += len(rows)
         self.prompt += sum(tokens)
         self.repeated += sum(map(min, map(TOKENS, before), tokens))
-        self.late += sum(map(float(self.ttl).__lt__, gaps))
-        self.gaps.update(map(ceil, gaps))
+        self.add_gaps(gaps)
         if type(rows[0]) is Rich:
             self._add_rich(cast(Sequence[Rich], before), cast(Sequence[Rich], rows))
         return min(gaps)
+
+    def add_gaps(self, gaps: Sequence[float]) -> None:
+        """Count gaps, in seconds."""
+        self.gaps.update(map(ceil, gaps))
+        if self.ttl % 1:
+            self.far += sum(map(float(self.ttl).__lt__, gaps))
+
+    @property
+    def late(self) -> int:
+        """Pairs further apart than the TTL, from start to start."""
+        if self.ttl % 1:
+            return self.far
+        # Of whole seconds: longer than 480 is 481 when rounded up.
+        return sum(count for gap, count in self.gaps.items() if gap > self.ttl)
 
     def _add_rich(self, before: Sequence[Rich], rows: Sequence[Rich]) -> None:
         for old, new in zip(before, rows, strict=True):
@@ -102,7 +111,7 @@ _NUMBERS = (
     "follow_ups",
     "prompt",
     "repeated",
-    "late",
+    "far",
     "answered",
     "answered_prompt",
     "answered_repeated",

@@ -10,12 +10,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from math import inf, nan
+from operator import attrgetter
+from typing import Any, cast
 from zlib import crc32
 
-from pdctl.analyze.record import Rich, Row
+import msgspec
+
+from pdctl.analyze.record import Plain, Rich, Row
 from pdctl.analyze.sums import Sums, end_of
 
 Id = str | int
+_PACK = msgspec.msgpack.encode
+_PLAIN = msgspec.msgpack.Decoder(list[Plain])
+_RICH = msgspec.msgpack.Decoder(list[Rich])
+_ID = attrgetter("conversation_id")
 WIDTH = 6
 """Numbers kept of a row: arrival, prompt tokens, output tokens, end, reused tokens, TTFT in ms."""
 
@@ -51,7 +59,9 @@ class Sample:
     def add(self, rows: Sequence[Row]) -> None:
         """Keep what is of a conversation that is in."""
         kept = self.kept
-        for row in [row for row in rows if row.conversation_id in kept]:
+        if not kept:
+            return
+        for row in compress(rows, map(kept.__contains__, map(_ID, rows))):
             kept[row.conversation_id].extend(numbers(row))  # type: ignore[index]
             self.rows += 1
         while self.rows > self.most:
@@ -126,30 +136,81 @@ class Tally:
     since: float = inf
     until: float = -inf
 
+    def __getstate__(self) -> dict[str, object]:
+        """For another process: rows as bytes, ten times as fast as pickle."""
+        rich = type(next(iter(self.last.values()), None)) is Rich
+        packed = [_PACK(list(rows.values())) for rows in (self.first, self.last)]
+        return self.__dict__ | {"first": (rich, packed[0]), "last": (rich, packed[1])}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        for name in ("first", "last"):
+            rich, packed = state[name]
+            rows = (_RICH if rich else _PLAIN).decode(packed)
+            setattr(self, name, {row.conversation_id: row for row in rows})
+
     def add(self, rows: list[Row]) -> None:
         """Count rows, in the order of the log."""
         if not rows:
             return
-        last = self.last
-        get = last.get
-        before: list[Row | None] = []
-        note = before.append
-        for row in rows:
-            id = row.conversation_id
-            note(get(id))  # type: ignore[arg-type]
-            last[id] = row  # type: ignore[index]
         self.rows += len(rows)
         self._see((rows[0].ts, rows[-1].ts))
-        later: Sequence[Row] = rows
-        if not all(before):
-            fresh = [row for row, old in zip(rows, before, strict=True) if old is None]
-            new = {row.conversation_id: row for row in fresh}
-            self.first.update(new)  # type: ignore[arg-type]
-            self.sample.begin(new)  # type: ignore[arg-type]
-            later = list(compress(rows, before))
-            before = list(compress(before, before))
-        self._pair(before, later)  # type: ignore[arg-type]
+        if type(rows[0]) is Plain:
+            self._add_plain(cast(list[Plain], rows))
+        else:
+            self._add_rich(rows)
         self.sample.add(rows)
+
+    def _add_plain(self, rows: list[Plain]) -> None:
+        """Millions of rows go through this loop: what is not needed for each is done after it."""
+        last, fresh = self.last, []
+        get = last.get
+        gaps: list[float] = []
+        gap_is = gaps.append
+        prompt = repeated = 0
+        for row in rows:
+            id = row.conversation_id
+            old = get(id)
+            last[id] = row
+            if old is None:
+                fresh.append(row)
+                continue
+            gap = row.ts - old.ts  # type: ignore[operator]
+            gap_is(gap)
+            tokens, before = row.prompt_tokens, old.prompt_tokens
+            prompt += tokens
+            repeated += before if before < tokens else tokens  # type: ignore[operator]
+            if gap <= 0 and (gap < 0 or tokens < before):  # type: ignore[operator]
+                self._found_disorder(row)
+        self.sums.follow_ups += len(gaps)
+        self.sums.prompt += prompt
+        self.sums.repeated += repeated
+        self.sums.add_gaps(gaps)
+        self._meet(fresh)
+
+    def _add_rich(self, rows: list[Row]) -> None:
+        last, fresh = self.last, []
+        pairs: list[tuple[Row, Row]] = []
+        for row in rows:
+            id = row.conversation_id
+            old = last.get(id)  # type: ignore[arg-type]
+            last[id] = row  # type: ignore[index]
+            if old is None:
+                fresh.append(row)
+            else:
+                pairs.append((old, row))
+        self._pair([old for old, _ in pairs], [new for _, new in pairs])
+        self._meet(fresh)
+
+    def _meet(self, rows: Sequence[Row]) -> None:
+        """The first rows of conversations."""
+        new = {row.conversation_id: row for row in rows}
+        self.first.update(new)  # type: ignore[arg-type]
+        self.sample.begin(new)  # type: ignore[arg-type]
+
+    def _found_disorder(self, row: Row) -> None:
+        self.disordered.add(row.conversation_id)  # type: ignore[arg-type]
+        self._see((row.ts,))
 
     def _see(self, times: Iterable[float | None]) -> None:
         for ts in times:
@@ -161,8 +222,7 @@ class Tally:
         if self.sums.add(before, rows) <= 0:
             for old, new in zip(before, rows, strict=True):
                 if _key(new) < _key(old):
-                    self.disordered.add(new.conversation_id)  # type: ignore[arg-type]
-                    self._see((new.ts,))
+                    self._found_disorder(new)
 
     def merge(self, later: "Tally") -> None:
         """Add what was found in a later part of the log."""

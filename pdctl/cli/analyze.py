@@ -48,7 +48,7 @@ def analyze(
     ] = None,
     replay: Annotated[
         int, typer.Option(min=1, help="Turns to replay at most; of more, a sample is taken.")
-    ] = 200_000,
+    ] = 100_000,
     strict: Annotated[bool, typer.Option("--strict", help="A bad line is an error.")] = False,
 ) -> None:
     """Say from request logs whether reuse is worth it, and for how long to keep KV.
