@@ -76,7 +76,9 @@ def doctor(
         look = _look(wanted, offline=offline, proof=proof, since=since)
         source = context.get_parameter_source("file")
         named = source is not None and source.name != "DEFAULT"
-        facts, problem = _examine(file, look, wanted, save, named=named, connect=connect_limit)
+        facts, problem = _examine(
+            file, look, wanted, save, named=named, connect=connect_limit, offline=offline
+        )
     ids = {check.id for check in wanted}
     findings = [finding for finding in run_checks(facts, CHECKS) if finding.id in ids]
     if json:
@@ -161,6 +163,7 @@ def _examine(
     *,
     named: bool,
     connect: float | None,
+    offline: bool,
 ) -> "tuple[PairFacts, PdctlError | None]":
     """The facts, and why the configuration could not be used, when it could not."""
     from pdctl.deploy import local
@@ -171,9 +174,11 @@ def _examine(
 
         require_free(save)
     world = local.this_machine(ui.listener())
+    hosts: Mapping[str, Host] = {}
     try:
         loaded, problem = _load(file)
-        case = _case(file, loaded, problem, world.hosts)
+        hosts = _hosts(loaded, world.hosts, offline=offline)
+        case = _case(file, loaded, problem, hosts)
         if isinstance(problem, NotFoundError) and not named and not file.exists():
             # Nobody asked for this file: without one, there is just this machine to look at.
             case = replace(case, config=replace(case.config, error=None, missing=True))
@@ -183,10 +188,25 @@ def _examine(
         look = replace(look, connect_s=connect or _configured_limit(loaded) or look.connect_s)
         facts, logs = examine(case, look, world.listen)
     finally:
+        for host in hosts.values():
+            host.close()
         world.close()
     if save is not None:
         _save(save, file, loaded, facts, {log.name: log.data for log in logs})
     return facts, problem
+
+
+def _hosts(
+    loaded: "Loaded | None", here: "Mapping[str, Host]", *, offline: bool
+) -> "Mapping[str, Host]":
+    from pdctl.config.model import SshTarget
+    from pdctl.deploy import case
+
+    if loaded is None:
+        return here
+    if offline and isinstance(loaded.config.target, SshTarget):
+        return {}
+    return case.reachable(loaded.config, here)
 
 
 def _configured_limit(loaded: "Loaded | None") -> float | None:
@@ -213,12 +233,13 @@ def _case(
     hosts: "Mapping[str, Host]",
 ) -> "Case":
     from pdctl.deploy import case
+    from pdctl.deploy.reach import near_through
     from pdctl.observe.settings import facts_of_error
 
     if loaded is None:
         assert problem is not None
         return case.case_without_file(facts_of_error(file, problem), hosts)
-    return case.case_of(loaded, case.reachable(loaded.config, hosts))
+    return case.case_of(loaded, hosts, near_through(hosts))
 
 
 def _save(

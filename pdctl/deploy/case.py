@@ -1,7 +1,7 @@
 """What `doctor` is to look at, from a configuration and what was recorded of its deployment."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pdctl.base.configfacts import KEY_FILES, STATE, ConfigFacts, ConfigProblem
@@ -10,12 +10,14 @@ from pdctl.base.hostfacts import HostWant
 from pdctl.base.keyfile import key_lines
 from pdctl.base.process import ROLES, ProcessSpec
 from pdctl.config.load import Loaded
-from pdctl.config.model import Config, Ec2Target, ExternalTarget, LocalTarget
+from pdctl.config.model import Config, Ec2Target, ExternalTarget, LocalTarget, SshTarget
 from pdctl.deploy.local import read_secrets
+from pdctl.deploy.reach import ssh_hosts
+from pdctl.deploy.world import own_url
 from pdctl.engine import choices
 from pdctl.engine.models import tiny_model_dir
 from pdctl.observe.aws import want_of
-from pdctl.observe.endpoints import Endpoint, Endpoints, first_key
+from pdctl.observe.endpoints import Endpoint, Endpoints, Served, first_key
 from pdctl.observe.examine import ROUTER, Case, Model
 from pdctl.observe.host import wants_of
 from pdctl.observe.settings import facts_of
@@ -47,15 +49,24 @@ def case_without_file(facts: ConfigFacts, hosts: Mapping[str, Host]) -> Case:
 
 
 def reachable(config: Config, here: Mapping[str, Host]) -> Mapping[str, Host]:
-    """The hosts of a deployment that this version can look at: this machine, where it is one."""
+    """The hosts of a deployment that this version can look at; whoever asks closes them.
+
+    Args:
+        here: this machine.
+    """
+    if isinstance(config.target, SshTarget):
+        return ssh_hosts(config.target)
     return here if isinstance(config.target, LocalTarget) else {}
 
 
-def case_of(loaded: Loaded, hosts: Mapping[str, Host]) -> Case:
+def case_of(
+    loaded: Loaded, hosts: Mapping[str, Host], near: Callable[[Served], str] = own_url
+) -> Case:
     """Everything of a deployment.
 
     Args:
         hosts: those that pdctl can reach, by name; of a local target this machine.
+        near: gives the URL at which this machine reaches what was started.
     """
     config = loaded.config
     facts = facts_of(loaded)
@@ -65,7 +76,7 @@ def case_of(loaded: Loaded, hosts: Mapping[str, Host]) -> Case:
     deployment = render(config, place)
     deployment = render(config, place, kept(deployment.processes, state))
     external = isinstance(config.target, ExternalTarget)
-    endpoints = _endpoints(config, deployment, state, secrets)
+    endpoints = _endpoints(config, deployment, state, secrets, near)
     started = [name for name, r in (state.processes if state else {}).items() if r.ref]
     # Engines of an external target are on hosts that pdctl knows nothing of.
     wants = {} if external else wants_of(config, place, deployment, started=started)
@@ -75,7 +86,7 @@ def case_of(loaded: Loaded, hosts: Mapping[str, Host]) -> Case:
         hosts={name: host for name, host in hosts.items() if name in wants},
         wants=wants,
         endpoints=endpoints,
-        routers=_more_routers(state),
+        routers=_more_routers(state, near),
         state=state,
         not_asked=_not_asked(config, deployment, state, hosts, wants),
         specs={spec.name: spec for spec in deployment.processes},
@@ -120,12 +131,16 @@ def _with_problem(facts: ConfigFacts, key: str, message: str) -> ConfigFacts:
 
 
 def _endpoints(
-    config: Config, deployment: Deployment, state: DeploymentState | None, secrets: Secrets
+    config: Config,
+    deployment: Deployment,
+    state: DeploymentState | None,
+    secrets: Secrets,
+    near: Callable[[Served], str],
 ) -> Endpoints:
     """Engines and the first router: as started, else as they are to be."""
     records = state.processes if state else {}
     found = [
-        _endpoint(records.get(spec.name), spec)
+        _endpoint(records.get(spec.name), spec, near)
         for spec in sorted(deployment.processes, key=lambda s: (ROLES.index(s.role), s.index))
     ]
     engines = [each for each in found if each.role != "router"]
@@ -148,14 +163,21 @@ def _endpoints(
     )
 
 
-def _endpoint(record: ProcessRecord | None, spec: ProcessSpec) -> Endpoint:
-    return Endpoint(spec.name, spec.role, spec.host, record.url if record else spec.url)
+def _endpoint(
+    record: ProcessRecord | None, spec: ProcessSpec, near: Callable[[Served], str]
+) -> Endpoint:
+    process: Served = record or spec
+    url = near(process) if record else process.url
+    known_as = "" if url == process.url else process.url
+    return Endpoint(spec.name, spec.role, spec.host, url, known_as)
 
 
-def _more_routers(state: DeploymentState | None) -> tuple[Endpoint, ...]:
+def _more_routers(
+    state: DeploymentState | None, near: Callable[[Served], str]
+) -> tuple[Endpoint, ...]:
     records = [r for r in (state.processes.values() if state else ()) if r.role == "router"]
     records.sort(key=lambda record: record.index)
-    return tuple(Endpoint(r.name, r.role, r.host, r.url) for r in records[1:] if r.ref)
+    return tuple(Endpoint(r.name, r.role, r.host, near(r)) for r in records[1:] if r.ref)
 
 
 def _not_asked(
@@ -166,11 +188,10 @@ def _not_asked(
     wants: Mapping[str, HostWant],
 ) -> dict[str, str]:
     kind = config.target.kind
-    why = {
-        name: f"pdctl cannot log in to hosts of `target.kind: {kind}` yet"
-        for name in wants
-        if name not in hosts
-    }
+    because = f"pdctl cannot log in to hosts of `target.kind: {kind}` yet"
+    if isinstance(config.target, SshTarget):
+        because = "`--offline` asks no other machine"
+    why = {name: because for name in wants if name not in hosts}
     records = state.processes if state else {}
     for spec in deployment.processes:
         name = ROUTER if spec.role == "router" else spec.name

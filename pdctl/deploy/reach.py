@@ -1,5 +1,6 @@
 """The machines of a deployment, by what its configuration says of how to reach them."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,7 @@ from pdctl.render.check import load_checked
 from pdctl.render.place import place_of
 from pdctl.render.spots import name_of_host
 from pdctl.state.model import DeploymentState
+from pdctl.targets.base import Host
 from pdctl.targets.ssh.access import Login
 from pdctl.targets.ssh.connect import Links
 from pdctl.targets.ssh.host import SshHost as Machine
@@ -44,7 +46,7 @@ def world_of(config: Config, listen: Listener = ignore) -> World:
             hosts,
             listen,
             prepare=lambda: _own_all(hosts.values(), tops, sudo=target.access.sudo),
-            near=lambda process: _near(hosts, process),
+            near=near_through(hosts),
         )
     raise UsageError(
         f"hosts of `target.kind: {target.kind}` cannot be reached yet", where="key `target.kind`"
@@ -78,17 +80,30 @@ def ways_to(config: Config) -> Iterator[Callable[[Served], str]]:
         return
     world = world_of(config)
     try:
-        try_to_connect(world)
         yield world.near
     finally:
         world.close()
 
 
-def _near(hosts: Mapping[str, Machine], process: Served) -> str:
+def near_through(hosts: Mapping[str, Host]) -> Callable[[Served], str]:
+    """How this machine reaches what these hosts serve, for as long as they are not closed."""
+
+    @functools.cache
+    def connect() -> None:  # all at the same time, and only when one is asked for at all
+        try_all([host for host in hosts.values() if isinstance(host, Machine)])
+
+    def near(process: Served) -> str:
+        connect()
+        return _near(hosts, process)
+
+    return near
+
+
+def _near(hosts: Mapping[str, Host], process: Served) -> str:
     """Through the host's connection: engines and routers listen where only hosts may come."""
     host = hosts.get(process.host)
     address, port = urlsplit(process.url).hostname, process.port
-    if host is None or address is None or not port:
+    if not isinstance(host, Machine) or address is None or not port:
         return process.url
     try:
         return url_of("127.0.0.1", host.forward(address, port))

@@ -68,7 +68,7 @@ def look(world: World, plan: "Wanted", state: DeploymentState, wanted: Intervals
     routers = _of_role(state, "router")
     started = min((record.started_at or 0.0 for record in routers), default=0.0)
     return look_out(
-        asyncio.run(_gather(plan, state)),
+        asyncio.run(_gather(world, plan, state)),
         gaps_in(_request_log(world, plan.config, routers)),
         ttl_now=state.ttl.decoder_ttl,
         ttl_then=wanted.decoder_ttl,
@@ -78,12 +78,13 @@ def look(world: World, plan: "Wanted", state: DeploymentState, wanted: Intervals
     )
 
 
-async def _gather(plan: "Wanted", state: DeploymentState) -> PairFacts:
+async def _gather(world: World, plan: "Wanted", state: DeploymentState) -> PairFacts:
     endpoints = endpoints_of(
         plan.config,
         state.processes.values(),
         engine_key=plan.keys.engine,
         router_key=plan.keys.admin,
+        near=world.near,
     )
     async with aiohttp.ClientSession() as session:
         return await gather(session, endpoints)
@@ -168,7 +169,7 @@ class _Change:
         return found
 
     def _told(self, ttl: float | None) -> tuple[RouterTtl, ...]:
-        asked = [(each.name, each.url) for each in self._running("router")]
+        asked = [(each.name, self._world.near(each)) for each in self._running("router")]
         found = tuple(asyncio.run(ask_routers(asked, self._keys.admin, ttl)))
         for router in found:
             if router.error is not None:
@@ -213,8 +214,9 @@ class _Change:
         prefill = next(iter(self._running("prefill")), None)
         if prefill is None:
             return None  # nobody through whom to ask
+        near = self._world.near
         return await read_kept_for(
-            prefill.url, record.url, clock, model=self._model, key=self._keys.engine
+            near(prefill), near(record), clock, model=self._model, key=self._keys.engine
         )
 
     def _record(self, now: Intervals) -> None:

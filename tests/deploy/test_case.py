@@ -11,6 +11,7 @@ from pdctl.observe.examine import ROUTER, Case
 from pdctl.render.check import load_checked
 from pdctl.state.store import StateStore
 from pdctl.targets.local import LocalHost
+from pdctl.targets.ssh.host import SshHost
 
 LOCAL = "engine: {install: cpu}\ntarget: {kind: local}\n"
 
@@ -48,14 +49,25 @@ def test_engines_of_others_are_asked_and_their_hosts_are_not(tmp_path: Path) -> 
     assert found.endpoints.router.url == "http://127.0.0.1:8000"
 
 
-def test_hosts_that_cannot_be_reached_yet_are_named_with_the_reason(tmp_path: Path) -> None:
+def test_hosts_over_ssh_are_looked_at_and_nothing_is_connected_to_before(tmp_path: Path) -> None:
     found = case(
         tmp_path,
         "target: {kind: ssh, hosts: {prefill: [{address: a}], decode: [{address: b}]}}\n",
     )
-    assert found.hosts == {}
+    assert {name: type(host) for name, host in found.hosts.items()} == {"a": SshHost, "b": SshHost}
+    never = dict.fromkeys(("prefill-0", "decode-0", ROUTER), NEVER)
+    assert dict(found.not_asked) == never
+
+
+def test_hosts_that_cannot_be_reached_yet_are_named_with_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "pd.yaml"
+    file.write_text(
+        "name: x\nmodel: {id: /m}\n"
+        "target: {kind: ssh, hosts: {prefill: [{address: a}], decode: [{address: b}]}}\n"
+    )
+    found = case_of(load_checked(file), {})
     assert set(found.wants) == {"a", "b"}
-    why = "pdctl cannot log in to hosts of `target.kind: ssh` yet"
+    why = "`--offline` asks no other machine"
     assert dict(found.not_asked) == dict.fromkeys(("a", "b", "prefill-0", "decode-0", ROUTER), why)
 
 

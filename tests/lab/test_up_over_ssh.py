@@ -182,3 +182,15 @@ def test_a_dead_host_is_named_within_the_limit(operator: Operator) -> None:
     assert f"ssh-keygen -R {decode.address} -f {known}" in refused.stderr
     known.write_text("\n".join(lines) + "\n")
     assert prefill.run("true").returncode == 0
+
+
+def test_doctor_looks_at_every_host(operator: Operator) -> None:
+    prefill, decode = operator.lab.hosts
+    decode.run("ip", "link", "set", "eth0", "down")
+    asked = ("doctor", "--only", "host.*", "--json", "--all", "--connect-limit", "4")
+    checks = operator.asks(*asked, expect=1)["checks"]
+    reach = {each["target"]: each["status"] for each in checks if each["id"] == "host.reach"}
+    assert reach == {prefill.address: "pass", decode.address: "fail"}
+    seen = {each["status"] for each in checks if each["target"] == prefill.address}
+    assert "pass" in seen - {"skip"}
+    decode.run("ip", "link", "set", "eth0", "up")
