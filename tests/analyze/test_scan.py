@@ -125,6 +125,16 @@ def test_a_sample_keeps_whole_conversations(tmp_path) -> None:
     assert all(whole.kept[id].tobytes() == rows.tobytes() for id, rows in part.kept.items())
 
 
+def test_tenants_share_no_conversation(tmp_path) -> None:
+    rows = [
+        {"conversation_id": "c", "ts": n, "prompt_tokens": 5, "tenant": tenant}
+        for n, tenant in enumerate(["a", "b", "a", ""])
+    ]
+    (tmp_path / "log").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tally = scan([open_log(str(tmp_path / "log"))], Wanted(480, cores=1)).tally
+    assert (tally.sums.follow_ups, len(tally.last)) == (1, 3)
+
+
 def test_answers_make_the_share_exact(tmp_path) -> None:
     rows = [
         {
