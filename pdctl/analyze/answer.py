@@ -4,10 +4,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite
 
-from pdctl.analyze.pinned import INSTANTS, Pinned, Step, pinned, reusable, steps_of, turns_of
+from pdctl.analyze.pinned import (
+    INSTANTS,
+    Pinned,
+    Step,
+    gaps_of,
+    pinned,
+    reusable,
+    steps_of,
+    turns_of,
+)
 from pdctl.analyze.scan import Scanned
 from pdctl.analyze.simulate import Outcome, Rules, Simulation
-from pdctl.analyze.speed import Measured, Saving, measured, savings
+from pdctl.analyze.speed import CURVES, Measured, Saving, measured, savings
 from pdctl.analyze.sums import Sums
 from pdctl.analyze.ttl import PERCENTILES, Gaps, ladder
 from pdctl.analyze.verdict import Grounds, Verdict, judge
@@ -29,6 +38,7 @@ class Asked:
         capacity: tokens that all decode servers have room for; None: not known.
         token_bytes: of KV for a token, on all GPUs together; None: not known.
         threshold: tokens below which nothing is pulled.
+        curve: name of the published speeds that fit; None: not known, so all are shown.
     """
 
     ttl: float = 480.0
@@ -36,6 +46,7 @@ class Asked:
     capacity: int | None = None
     token_bytes: int | None = None
     threshold: int = 64
+    curve: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,8 +146,8 @@ def conclude(scanned: Scanned, asked: Asked) -> tuple[Answer, Plots]:
     sums = tally.sums
     steps = steps_of(tally.sample.kept)
     since, until = _span(scanned, steps)
-    ends_known = bool(sums.idle) and any(step.end > step.start for step in steps)
-    gaps = Gaps(sums.idle if ends_known else sums.gaps)
+    ends_known = any(step.end > step.start for step in steps)
+    gaps = Gaps(gaps_of(steps))
     knee = gaps.knee(3600.0)
     scale = tally.rows / tally.sample.rows if tally.sample.rows else 1.0
     ttls = ladder(asked.ttl, knee)
@@ -275,7 +286,8 @@ def _speeds(
             tokens = min(step.held, step.wants - 1)
             on_time = step.then - step.end <= usable and tokens >= asked.threshold
             pairs.append((step.wants, tokens if on_time else 0))
-    return savings(pairs), measured(steps)
+    curves = [curve for curve in CURVES if asked.curve in (None, curve.name)]
+    return savings(pairs, curves), measured(steps)
 
 
 def _grounds(

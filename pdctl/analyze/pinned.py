@@ -2,6 +2,7 @@
 
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -67,6 +68,11 @@ def _steps(number: int, numbers: "array[float]") -> Iterator[Step]:
         )
         after = row
     return reversed(steps)
+
+
+def gaps_of(steps: Sequence[Step]) -> Counter[int]:
+    """Seconds from the end of a turn to the next, rounded up → how many."""
+    return Counter(ceil(max(0.0, step.then - step.end)) for step in steps if step.then < inf)
 
 
 def turns_of(steps: Sequence[Step]) -> list[Turn]:

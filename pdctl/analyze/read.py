@@ -1,7 +1,6 @@
 """Lines to rows: which kind of log it is, and what of it cannot be used."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -54,15 +53,62 @@ class Reading:
         self.left_out.update(later.left_out)
 
 
-class JsonReader:
-    """Reads one JSON object a line.
+NO_TOKENS = "the engine did not count its tokens"
+UNNAMED_REASON = "no conversation is named"
+
+
+class LineReader:
+    """Reads one line after the other; what one is, `one` says.
+
+    Attributes:
+        reading: what became of the lines.
+        alone: whether a log must be read by one process, from its begin.
+    """
+
+    alone = False
+
+    def __init__(self) -> None:
+        self.reading = Reading()
+
+    def rows(self, block: bytes) -> list[Row]:
+        """The rows of some whole lines."""
+        rows: list[Row] = []
+        for number, line in enumerate(block.splitlines(), self.reading.lines + 1):
+            if not line.strip():
+                continue
+            found = self.one(line)
+            if found is None:
+                self._bad(number, "it is no line of such a log", line)
+            elif not isinstance(found, str):
+                rows.append(found)
+            elif found:
+                self.reading.left_out[found] += 1
+        self._count(block)
+        return rows
+
+    def one(self, line: bytes) -> Row | str | None:
+        """A row, why the request is no turn ("": it is no request), or None: it is a bad line."""
+        raise NotImplementedError
+
+    def _count(self, block: bytes) -> None:
+        self.reading.lines += block.count(b"\n") + (not block.endswith(b"\n"))
+
+    def _bad(self, number: int, reason: str, line: bytes) -> None:
+        self.reading.bad += 1
+        if len(self.reading.first_bad) < SHOWN:
+            text = line[:160].decode("utf-8", "replace")
+            self.reading.first_bad.append(BadLine(number, reason, text))
+
+
+class JsonReader(LineReader):
+    """Reads a request log: one JSON object a line.
 
     Args:
         rich: whether the log says more than conversation, time and length.
     """
 
     def __init__(self, *, rich: bool) -> None:
-        self.reading = Reading()
+        super().__init__()
         self._rich = rich
         self._type: type[Row] = Rich if rich else Plain
         self._decoder: msgspec.json.Decoder[Row] = msgspec.json.Decoder(self._type)
@@ -74,7 +120,7 @@ class JsonReader:
             rows = self._decoder.decode_lines(block)
         except (msgspec.DecodeError, UnicodeDecodeError):
             rows = self._one_by_one(block)
-        self.reading.lines += block.count(b"\n") + (not block.endswith(b"\n"))
+        self._count(block)
         return self._usable(rows) if self._rich else rows
 
     def _one_by_one(self, block: bytes) -> list[Row]:
@@ -98,13 +144,10 @@ class JsonReader:
             except msgspec.ValidationError as better:
                 error = better
         reason = mended if isinstance(mended, str) else str(error)
-        if reason == _NO_TOKENS:
+        if reason == NO_TOKENS:
             self.reading.left_out[reason] += 1
-            return
-        self.reading.bad += 1
-        if len(self.reading.first_bad) < SHOWN:
-            text = line[:160].decode("utf-8", "replace")
-            self.reading.first_bad.append(BadLine(number, reason, text))
+        else:
+            self._bad(number, reason, line)
 
     def _usable(self, rows: list[Row]) -> list[Row]:
         usable: list[Row] = []
@@ -114,17 +157,14 @@ class JsonReader:
                 if row.output_tokens is None:
                     row.output_tokens = count
             if row.prompt_tokens is None:
-                self.reading.left_out[_NO_TOKENS] += 1
+                self.reading.left_out[NO_TOKENS] += 1
             elif row.conversation_id is None or row.conversation_id == UNNAMED:
-                self.reading.left_out["no conversation is named"] += 1
+                self.reading.left_out[UNNAMED_REASON] += 1
             elif row.ts is None:
                 self.reading.left_out["no time is given"] += 1
             else:
                 usable.append(row)
         return usable
-
-
-_NO_TOKENS = "the engine did not count its tokens"
 
 
 def _mended(line: bytes) -> dict[str, object] | str:
@@ -139,7 +179,7 @@ def _mended(line: bytes) -> dict[str, object] | str:
         if key not in found:
             return f"`{key}` is missing"
     if found["prompt_tokens"] is None:
-        return _NO_TOKENS
+        return NO_TOKENS
     for key, value in found.items():
         if isinstance(value, float) and value.is_integer() and key != "ts":
             found[key] = int(value)
@@ -156,7 +196,3 @@ def is_rich(block: bytes) -> bool:
         if isinstance(found, dict) and RICH_KEYS & found.keys():
             return True
     return False
-
-
-Reader = JsonReader
-MakeReader = Callable[[], Reader]

@@ -1,10 +1,8 @@
 """Sums over turns and the turn before. Whole numbers, so that they can be added in any order and
 taken back exactly."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass
 from operator import attrgetter, sub
 from typing import cast
 
@@ -23,9 +21,7 @@ class Sums:
         follow_ups: how many pairs.
         prompt: prompt tokens of the later turns.
         repeated: of them, those that the turn before had in its prompt.
-        far: pairs further apart than a TTL that is no whole number of seconds.
-        gaps: seconds from start to start, rounded up → how many.
-        idle: the same from the end of an answer to the next start, where ends are logged.
+        late: pairs further apart than the TTL, from start to start.
         answered: pairs whose earlier turn has its answer's length logged.
         answered_prompt, answered_repeated: prompt tokens of their later turns, and those of them
             that decode holds: the turn before with its answer.
@@ -38,9 +34,7 @@ class Sums:
     follow_ups: int = 0
     prompt: int = 0
     repeated: int = 0
-    far: int = 0
-    gaps: Counter[int] = field(default_factory=Counter)
-    idle: Counter[int] = field(default_factory=Counter)
+    late: int = 0
     answered: int = 0
     answered_prompt: int = 0
     answered_repeated: int = 0
@@ -58,31 +52,15 @@ class Sums:
         self.follow_ups += len(rows)
         self.prompt += sum(tokens)
         self.repeated += sum(map(min, map(TOKENS, before), tokens))
-        self.add_gaps(gaps)
+        self.late += sum(map(float(self.ttl).__lt__, gaps))
         if type(rows[0]) is Rich:
             self._add_rich(cast(Sequence[Rich], before), cast(Sequence[Rich], rows))
         return min(gaps)
 
-    def add_gaps(self, gaps: Sequence[float]) -> None:
-        """Count gaps, in seconds."""
-        self.gaps.update(map(ceil, gaps))
-        if self.ttl % 1:
-            self.far += sum(map(float(self.ttl).__lt__, gaps))
-
-    @property
-    def late(self) -> int:
-        """Pairs further apart than the TTL, from start to start."""
-        if self.ttl % 1:
-            return self.far
-        # Of whole seconds: longer than 480 is 481 when rounded up.
-        return sum(count for gap, count in self.gaps.items() if gap > self.ttl)
-
     def _add_rich(self, before: Sequence[Rich], rows: Sequence[Rich]) -> None:
         for old, new in zip(before, rows, strict=True):
-            assert new.ts is not None
             assert new.prompt_tokens is not None
             assert old.prompt_tokens is not None
-            self.idle[ceil(max(0.0, new.ts - end_of(old)))] += 1
             if old.output_tokens is not None:
                 held = old.prompt_tokens + old.output_tokens
                 self.answered += 1
@@ -98,20 +76,13 @@ class Sums:
         """Add what was counted elsewhere; with sign -1 take it back."""
         for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + sign * getattr(other, name))
-        for mine, its in ((self.gaps, other.gaps), (self.idle, other.idle)):
-            if sign > 0:
-                mine.update(its)
-            else:
-                mine.subtract(its)
-                for key in [key for key in its if not mine[key]]:
-                    del mine[key]
 
 
 _NUMBERS = (
     "follow_ups",
     "prompt",
     "repeated",
-    "far",
+    "late",
     "answered",
     "answered_prompt",
     "answered_repeated",

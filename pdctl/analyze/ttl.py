@@ -1,4 +1,4 @@
-"""Hit rate as a function of the TTL, exactly, from gaps counted by whole seconds."""
+"""Hit rate as a function of the TTL, exact at whole seconds."""
 
 from collections import Counter
 from collections.abc import Sequence

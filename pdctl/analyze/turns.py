@@ -121,7 +121,8 @@ class Tally:
     Attributes:
         sums: over pairs.
         sample: rows to replay.
-        first, last: of each conversation, in the order of the log.
+        first, last: of each conversation, in the order of the log; what is put together keeps the
+            first ones of its first part only, since nobody needs more.
         disordered: conversations that have a row older than the one before it.
         rows: how many there were.
         since, until: the earliest and the latest arrival.
@@ -163,11 +164,9 @@ class Tally:
 
     def _add_plain(self, rows: list[Plain]) -> None:
         """Millions of rows go through this loop: what is not needed for each is done after it."""
-        last, fresh = self.last, []
+        last, fresh, ttl = self.last, [], self.sums.ttl
         get = last.get
-        gaps: list[float] = []
-        gap_is = gaps.append
-        prompt = repeated = 0
+        prompt = repeated = late = 0
         for row in rows:
             id = row.conversation_id
             old = get(id)
@@ -175,17 +174,19 @@ class Tally:
             if old is None:
                 fresh.append(row)
                 continue
-            gap = row.ts - old.ts  # type: ignore[operator]
-            gap_is(gap)
             tokens, before = row.prompt_tokens, old.prompt_tokens
             prompt += tokens
             repeated += before if before < tokens else tokens  # type: ignore[operator]
-            if gap <= 0 and (gap < 0 or tokens < before):  # type: ignore[operator]
+            gap = row.ts - old.ts  # type: ignore[operator]
+            if gap > ttl:
+                late += 1
+            elif gap <= 0 and (gap < 0 or tokens < before):  # type: ignore[operator]
                 self._found_disorder(row)
-        self.sums.follow_ups += len(gaps)
-        self.sums.prompt += prompt
-        self.sums.repeated += repeated
-        self.sums.add_gaps(gaps)
+        sums = self.sums
+        sums.follow_ups += len(rows) - len(fresh)
+        sums.prompt += prompt
+        sums.repeated += repeated
+        sums.late += late
         self._meet(fresh)
 
     def _add_rich(self, rows: list[Row]) -> None:
@@ -229,8 +230,6 @@ class Tally:
         joined = [(old, new) for id, new in later.first.items() if (old := self.last.get(id))]
         self.sums.merge(later.sums)
         self._pair([old for old, _ in joined], [new for _, new in joined])
-        for id, row in later.first.items():
-            self.first.setdefault(id, row)
         self.last.update(later.last)
         self.disordered |= later.disordered
         self.sample.merge(later.sample)

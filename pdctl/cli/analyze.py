@@ -9,7 +9,7 @@ import typer
 
 from pdctl.base.errors import BadAnswerError, NotFoundError, UsageError
 from pdctl.cli import options, ui
-from pdctl.cli.kvmodel import token_bytes
+from pdctl.cli.kvmodel import named_model, token_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ def analyze(
     ] = None,
     replay: Annotated[
         int, typer.Option(min=1, help="Turns to replay at most; of more, a sample is taken.")
-    ] = 100_000,
+    ] = 50_000,
     strict: Annotated[bool, typer.Option("--strict", help="A bad line is an error.")] = False,
 ) -> None:
     """Say from request logs whether reuse is worth it, and for how long to keep KV.
@@ -67,6 +67,7 @@ def analyze(
         capacity=_capacity(capacity, engine_log),
         token_bytes=token_bytes(model, kv_dtype, tensor_parallel) if model else None,
         threshold=threshold,
+        curve=named_model(model).curve if model else None,
     )
     with _opened(logs) as opened, no_cycles():
         scanned = scan(opened, Wanted(asked.ttl, sample=replay))
@@ -270,10 +271,15 @@ def _speed_notes(answer: "Answer") -> list[str]:
     assert isinstance(published, list)
     return [
         f"with the published speed of {each['curve']} a follow-up turn's first token, "
-        f"{each['cold_ms']:,.0f} ms cold, comes {each['low_ms']:,.0f} to {each['high_ms']:,.0f} ms "
+        f"{each['cold_ms']:,.0f} ms cold, comes {_from_to(each['low_ms'], each['high_ms'])} ms "
         "sooner"
         for each in published
     ]
+
+
+def _from_to(low: float, high: float) -> str:
+    told = f"{low:,.0f}", f"{high:,.0f}"
+    return f"some {told[0]}" if told[0] == told[1] else f"{told[0]} to {told[1]}"
 
 
 def _measured_note(answer: "Answer") -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _WIDEST = 100
 _EVIDENCE = 8
 _TARGETS = 6
-_REASONS = 5
+_REASONS = 3
 _MARKS = {"fail": "bad", "warn": "warn", "skip": "skip", "pass": "ok"}
 _STYLES = {"fail": "bad", "warn": "warn", "skip": "dim", "pass": "ok"}
 

@@ -286,6 +286,15 @@ def test_requests_without_a_conversation_are_no_fault() -> None:
     assert worst(facts, "logs.signature").status == "pass"
 
 
+def test_an_engine_that_was_down_and_answers_again_is_worth_knowing() -> None:
+    was = logs(logged("router.engine.down", "router-0"))
+    finding = worst(was(GOOD), "logs.signature")
+    assert (finding.status, finding.severity) == ("warn", "note")
+    assert finding.evidence[-1] == "all engines answer now"
+    still = both(was, decode(error="refused"))(GOOD)
+    assert worst(still, "logs.signature").severity == "degrade"
+
+
 def test_nothing_is_told_twice() -> None:
     facts = BAD["runtime.late_reads"](GOOD)
     assert bad(facts) == ["runtime.late_reads"]

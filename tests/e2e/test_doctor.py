@@ -206,11 +206,13 @@ async def test_a_side_channel_that_is_dead(pair: Pair, doctor: Doctor, router: R
     record = pair.record("decode")
     assert record.ref is not None
     assert record.side_channel_port is not None
+    # Shared only while the filter is set: else these tests would hold the port as well.
     with listener_of(record.ref.pid, record.side_channel_port) as listener:
         swallow(listener)
-        try:
-            first = (await doctor.failures(router))[0]
-        finally:
+    try:
+        first = (await doctor.failures(router))[0]
+    finally:
+        with listener_of(record.ref.pid, record.side_channel_port) as listener:
             listener.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
     assert (first.id, first.target) == ("engine.side_channel", "decode-0")
     assert f":{record.side_channel_port}: it does not answer within" in first.evidence[0]

@@ -8,6 +8,7 @@ from pdctl.doctor.table import Check, Fix, Verdict, failed, passed, skipped, war
 from pdctl.observe.signatures import BY_ID
 
 _SOURCES = 6
+_DOWN = "router.engine.down"
 _MEANT = frozenset({"router.conversation.unnamed"})
 """What clients may do, and the proof does; a router that minds is told of by `router.kind`."""
 
@@ -30,8 +31,15 @@ def _signature(facts: PairFacts, target: str) -> Verdict:
     evidence += [found.line] if found.line else []
     known = BY_ID.get(target)
     fix = known.fix if known else None
+    if target == _DOWN and _all_answer(facts):
+        return warned(*evidence, "all engines answer now", fix=fix, severity="note")
     tell = failed if found.severity == "block" else warned
     return tell(*evidence, fix=fix, severity=found.severity)
+
+
+def _all_answer(facts: PairFacts) -> bool:
+    asked = [each for each in facts.engines if each.name not in facts.not_asked]
+    return bool(asked) and all(engine.error is None for engine in asked)
 
 
 def _clock(ts: float) -> str:

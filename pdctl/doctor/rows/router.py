@@ -5,7 +5,12 @@ from pdctl.base.facts import PairFacts, RouterFacts
 from pdctl.base.runfacts import ProcessFacts
 from pdctl.doctor.table import Check, Fix, Verdict, failed, passed, skipped, warned
 from pdctl.engine.example import LIMITS, TTL_S
-from pdctl.engine.ttl import safe_router_ttl, unsafe_ttl
+from pdctl.engine.ttl import (
+    SHORTEST_DECODER_TTL_S,
+    no_safe_ttl,
+    safe_router_ttl,
+    unsafe_ttl,
+)
 
 _NONE = "the deployment has no router"
 _NOT_OURS = "the router is not pdctl's and does not say"
@@ -106,7 +111,10 @@ def _ttl(facts: PairFacts, _: str) -> Verdict:
             "or keep blocks long enough (`kv.decoder_ttl`)",
             ("pdctl up",),
         )
-    return failed(*said, unsafe_ttl(offered, shortest), fix=fix)
+    why = unsafe_ttl(offered, shortest)
+    if shortest < SHORTEST_DECODER_TTL_S:
+        why = no_safe_ttl(shortest)
+    return failed(*said, why, fix=fix)
 
 
 def _reuse(facts: PairFacts, _: str) -> Verdict:
