@@ -45,7 +45,7 @@ class Rich(msgspec.Struct, gc=False):
     total_ms: Span | None = None
     response_tokens: Count | None = None
     completion_tokens: Count | None = None
-    tenant: str = ""
+    tenant: str | int | None = None
 
 
 Row = Plain | Rich

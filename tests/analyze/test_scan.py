@@ -3,6 +3,8 @@
 import gzip
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,23 @@ def test_on_several_cores_and_in_any_order(tmp_path, shuffled: bool, cores: int)
     found = scan([open_log(str(log))], Wanted(480, part=50_000, cores=cores))
     assert numbers(found) == reprefill(text)
     assert bool(found.tally.disordered) is shuffled
+
+
+@pytest.mark.parametrize("piped", [True, False])
+def test_standard_input_on_several_cores(tmp_path, piped: bool) -> None:
+    text = made(5, 3000)
+    (tmp_path / "log").write_text(text)
+    code = (
+        "from pdctl.analyze.lines import open_log\n"
+        "from pdctl.analyze.scan import Wanted, scan\n"
+        "print(scan([open_log('-')], Wanted(480, part=9000, cores=2)).tally.sums.repeated)"
+    )
+    with (tmp_path / "log").open("rb") as file:
+        given = {"input": text.encode()} if piped else {"stdin": file}
+        argv = [sys.executable, "-c", code]
+        done = subprocess.run(argv, capture_output=True, timeout=60, **given)
+    found = scan([open_log(str(tmp_path / "log"))], Wanted(480, cores=1))
+    assert done.stdout.decode().strip() == str(found.tally.sums.repeated), done.stderr
 
 
 def test_what_is_out_of_order_can_be_sorted_piece_by_piece(tmp_path, monkeypatch) -> None:
