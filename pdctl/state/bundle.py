@@ -1,17 +1,24 @@
 """A folder with all that `doctor` saw, without secrets: for others to judge, or for a test."""
 
+import errno
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pdctl import __version__
-from pdctl.base.errors import BadAnswerError, PdctlError, UsageError
+from pdctl.base.errors import (
+    BadAnswerError,
+    PdctlError,
+    PermissionDeniedError,
+    TemporaryError,
+    UsageError,
+)
 from pdctl.base.exits import ExitCode
 from pdctl.base.facts import PairFacts, from_json, to_json
 from pdctl.base.redact import redacted
-from pdctl.state.store import explained
 
 SCHEMA_VERSION = 1
 """Raised when an older pdctl could no longer read what this one writes."""
@@ -28,19 +35,48 @@ class BundleError(PdctlError):
     exit_code = ExitCode.NOT_FOUND
 
 
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Turn the system's refusal to write a bundle into words."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+        kind: type[PdctlError] = TemporaryError if full else UsageError
+        if isinstance(error, PermissionError):
+            kind = PermissionDeniedError
+        raise kind(
+            f"the bundle cannot be saved: {error.strerror or error}",
+            where=str(folder),
+            expected="a folder that can be made or written in",
+            hints=[
+                "free some space, or choose another folder" if full else "choose another folder"
+            ],
+        ) from error
+
+
 def require_free(folder: Path) -> None:
     """Refuse a folder that has something else in it; an older bundle is replaced.
 
     Raises:
         UsageError: it is no folder, or not all in it is a bundle's.
     """
-    with explained(folder):
+    with _explained(folder):
         if not folder.exists():
             return
         if not folder.is_dir():
             raise UsageError("there is a file of that name", where=str(folder))
-        names = sorted(each.name for each in folder.iterdir())
-    others = [name for name in names if name not in (FACTS, CONFIG, CONTENTS, LOGS)]
+        found = sorted(folder.iterdir())
+        if (folder / LOGS).is_dir():
+            found += (folder / LOGS).iterdir()
+    names = [each.name for each in found]
+    # Behind a link is a file of somebody else, which is not to be written to.
+    others = [
+        each.name
+        for each in found
+        if each.is_symlink()
+        or (each.parent == folder and each.name not in (FACTS, CONFIG, CONTENTS, LOGS))
+    ]
     if names and (others or not _is_bundle(folder)):
         raise UsageError(
             "the folder has something else in it",
@@ -88,18 +124,23 @@ def save_bundle(
         files[CONFIG] = redacted(config, secrets)
     for name, data in logs.items():
         files[f"{LOGS}/{name}.log"] = redacted("".join(_last_lines(data)), secrets)
-    lines = [f"{name}: {_what(name)}, {len(text.encode())} bytes" for name, text in files.items()]
+    lines = [f"{name}: {_what(name)}, {len(_bytes(text))} bytes" for name, text in files.items()]
     files[CONTENTS] = "\n".join(lines) + "\n"
-    with explained(folder):
+    with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for stale in (folder / LOGS).glob("*.log"):
             stale.unlink()
         for name, text in files.items():
             path = folder / name
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(_bytes(text))
             path.chmod(0o600)
     return lines
+
+
+def _bytes(text: str) -> bytes:
+    """UTF-8; what a name has that is none, such as a file's, becomes a question mark."""
+    return text.encode("utf-8", "replace")
 
 
 def _last_lines(data: bytes) -> Iterator[str]:
@@ -129,8 +170,11 @@ def load_bundle(folder: Path) -> PairFacts:
     Raises:
         BundleError: there is none, it is damaged, or a newer pdctl wrote it.
     """
-    path = folder / FACTS if folder.is_dir() else folder
+    path = folder
     try:
+        path = folder / FACTS if folder.is_dir() else folder
+        if not path.is_file() and path.exists():  # reading a pipe may never end
+            raise _damaged(path, "it is no regular file")
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise BundleError(

@@ -55,3 +55,22 @@ def test_a_long_line_does_not_take_long() -> None:
     for line in ("a_" * 50_000, "token" * 20_000, "a://" * 20_000, "x" * 100_000):
         redacted(line)
     assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("redis://:p@ssw0rd@host/0", "redis://***@host/0"),
+        ("redis://u:pa/ss1@host/0", "redis://***@host/0"),
+        ("--api-key lettersonly --port 1", "--api-key *** --port 1"),
+        ("--hf-token lettersonly", "--hf-token ***"),
+        ('password: "correct horse battery"', 'password: "***"'),
+        ("{'api_key': ['first1', 'second2'], 'port': 1}", "{'api_key': ***, 'port': 1}"),
+        ("Authorization: Basic dXNlcjpwYXNz", "Authorization: Basic ***"),
+        ("aws_secret_access_key = wJalr/K7MDENG", "aws_secret_access_key = ***"),
+        ("requirepass lettersonly", "requirepass ***"),
+    ],
+)
+def test_secrets_of_odd_shapes_go_whole(text: str, kept: str) -> None:
+    assert redacted(text) == kept
+    assert redacted(kept) == kept

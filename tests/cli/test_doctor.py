@@ -1,6 +1,7 @@
 """`pdctl doctor` as a person and as a script see it."""
 
 import json
+import os
 import shutil
 import socket
 import time
@@ -338,6 +339,45 @@ def test_a_bundle_that_cannot_be_used(tmp_path: Path, change: Any, said: str) ->
     assert "Traceback" not in result.stderr
     shutil.rmtree(folder)
     assert "there is no bundle" in run_cli("doctor", "--from", str(folder)).stderr
+
+
+def test_a_pipe_or_an_odd_name_is_no_bundle(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FACTS)
+    for given in (tmp_path, tmp_path / FACTS, "a" * 300):
+        result = run_cli("doctor", "--from", str(given))
+        assert result.exit_code == ExitCode.NOT_FOUND
+        assert "bundle" in result.stderr
+
+
+def test_no_link_in_a_bundle_is_written_through(tmp_path: Path) -> None:
+    folder, others = tmp_path / "b", tmp_path / "others"
+    run_cli("doctor", "--save", str(folder), "--only", "config.*")
+    others.mkdir()
+    (others / "a.log").write_text("mine")
+    for name in ("logs", "config.yaml"):
+        (folder / name).symlink_to(others if name == "logs" else others / "a.log")
+        result = run_cli("doctor", "--save", str(folder), "--only", "config.*")
+        assert result.exit_code == ExitCode.USAGE
+        assert name in result.stderr
+        (folder / name).unlink()
+    assert (others / "a.log").read_text() == "mine"
+
+
+def test_a_file_name_that_is_no_text_can_be_saved(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"pd\xff.yaml")
+    file.write_text("x: 1\n")
+    folder = tmp_path / "b"
+    run_cli("doctor", "-f", str(file), "--save", str(folder), "--only", "config.*")
+    again = run_cli("doctor", "--from", str(folder), "--only", "config.*")
+    assert "begin with the first" in again.stdout
+
+
+def test_where_nothing_can_be_saved_says_so_of_the_bundle(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "b"
+    result = run_cli("doctor", "--save", str(folder), "--only", "config.*")
+    assert "the bundle cannot be saved" in result.stderr
+    assert "PDCTL_STATE_DIR" not in result.stderr
 
 
 # --- many hosts, some of them dead -----------------------------------------------------------
