@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from pdctl.analyze.read import NO_TOKENS, UNNAMED_REASON, JsonReader, LineReader
+from pdctl.analyze.read import BAD_JSON, NO_TOKENS, UNNAMED_REASON, JsonReader, LineReader
 from pdctl.analyze.record import Rich, Row
 
 KINDS = ("requests", "litellm", "vllm")
@@ -23,7 +23,7 @@ def kind_of(block: bytes) -> str:
             continue
         try:
             found = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except BAD_JSON:
             continue
         if isinstance(found, dict):
             if "conversation_id" in found:
@@ -63,7 +63,7 @@ class LiteLlmReader(LineReader):
         """A row, why the request is no turn, or None: it is none of such a log."""
         try:
             found = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except BAD_JSON:
             return None
         if not isinstance(found, dict):
             return None

@@ -132,19 +132,19 @@ def blocks(part: Part) -> Iterator[bytes]:
         BadAnswerError: a compressed file is broken.
         UsageError: what is needed to unpack it is not installed.
     """
-    rest = b""
+    rest: list[bytes] = []  # joined once: a line as long as a file comes in many blocks
     try:
         for block in _raw(part):
             end = block.rfind(b"\n") + 1
             if not end:
-                rest += block
+                rest.append(block)
                 continue
-            yield rest + block[:end]
-            rest = block[end:]
+            yield b"".join([*rest, block[:end]])
+            rest = [block[end:]]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadAnswerError(f"the compressed file is broken: {error}", where=part.path) from error
-    if rest:
-        yield rest
+    if any(rest):
+        yield b"".join(rest)
 
 
 def _raw(part: Part) -> Iterator[bytes]:

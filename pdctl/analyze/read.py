@@ -7,6 +7,9 @@ import msgspec
 
 from pdctl.analyze.record import RICH_KEYS, UNNAMED, Plain, Rich, Row
 
+BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a line may end in; the last, when it nests too deep."""
+
 SHOWN = 5
 """Bad lines that are kept to be shown."""
 
@@ -118,7 +121,7 @@ class JsonReader(LineReader):
         rows: list[Row]
         try:
             rows = self._decoder.decode_lines(block)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except BAD_JSON:
             rows = self._one_by_one(block)
         self._count(block)
         return self._usable(rows) if self._rich else rows
@@ -130,7 +133,7 @@ class JsonReader(LineReader):
                 continue
             try:
                 rows.append(self._decoder.decode(line))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except BAD_JSON as error:
                 self._unread(number, line, error, rows)
         return rows
 
@@ -173,7 +176,7 @@ def _mended(line: bytes) -> dict[str, object] | str:
     """A line with whole numbers that were written as 12.0; or what is wrong with it."""
     try:
         found = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except BAD_JSON:
         return "it is no JSON"
     if not isinstance(found, dict):
         return "it is no JSON object"
@@ -193,7 +196,7 @@ def is_rich(block: bytes) -> bool:
     for line in block.splitlines()[:100]:
         try:
             found = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except BAD_JSON:
             continue
         if isinstance(found, dict) and RICH_KEYS & found.keys():
             return True

@@ -69,6 +69,8 @@ def analyze(
         threshold=threshold,
         curve=named_model(model).curve if model else None,
     )
+    if out is not None:
+        _require_no_log(out, logs)
     with _opened(logs) as opened, no_cycles():
         scanned = scan(opened, Wanted(asked.ttl, sample=replay))
         _tell_bad(scanned.readings, strict=strict)
@@ -113,6 +115,23 @@ def _capacity(tokens: int | None, logs: list[Path] | None) -> int | None:
     return total
 
 
+def _require_no_log(out: Path, logs: list[str]) -> None:
+    """Refuse to write the report over what is read.
+
+    Raises:
+        UsageError: it is the same file.
+    """
+    import os
+
+    for log in logs:
+        if out.exists() and os.path.exists(log) and os.path.samefile(out, log):
+            raise UsageError(
+                "the report would replace the log",
+                where=f"--out {out}",
+                expected="a file of another name",
+            )
+
+
 def _write(path: Path, answer: "Answer", plots: "Plots") -> None:
     from pdctl.analyze.report import page
 
@@ -143,13 +162,15 @@ def seconds(text: str, option: str) -> float:
 @contextmanager
 def _opened(paths: list[str]) -> "Iterator[list[Log]]":
     """The logs; what came through a pipe is kept as long as it is read."""
+    import os
     import tempfile
 
     from pdctl.analyze.lines import STDIN, open_log
 
-    if len(set(paths)) < len(paths):
-        twice = next(each for each in paths if paths.count(each) > 1)
-        raise UsageError("a log is named twice", where=twice)
+    files = [each if each == STDIN else os.path.realpath(each) for each in paths]
+    for at, each in enumerate(files):
+        if each in files[:at]:
+            raise UsageError("a log is named twice", where=paths[at])
     if STDIN not in paths:
         yield [open_log(path) for path in paths]
         return

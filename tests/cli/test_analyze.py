@@ -170,3 +170,27 @@ def test_a_model_that_nobody_knows(busy: Path) -> None:
 def test_a_sample_is_said_to_be_one(busy: Path) -> None:
     text = run_cli("analyze", str(busy), "--replay", "100").stdout
     assert "scaled up" in text
+
+
+def test_the_report_does_not_replace_a_log(log: Path) -> None:
+    result = run_cli("analyze", str(log), "--out", str(log))
+    assert result.exit_code == ExitCode.USAGE
+    assert "would replace the log" in result.stderr
+    assert log.read_text() == LOG
+
+
+def test_a_log_under_two_names_is_counted_once(log: Path, tmp_path: Path) -> None:
+    other = tmp_path / "link.jsonl"
+    other.symlink_to(log)
+    result = run_cli("analyze", str(log), str(other))
+    assert result.exit_code == ExitCode.USAGE
+    assert "named twice" in result.stderr
+
+
+def test_lines_that_nest_too_deep_or_never_end_are_bad_lines(tmp_path: Path) -> None:
+    log = tmp_path / "odd.jsonl"
+    long = '{"conversation_id": "' + "x" * 30_000_000 + '"}\n'
+    log.write_text("[" * 100_000 + "\n" + '{"a":' * 100_000 + "\n" + LOG + long)
+    result = run_cli("analyze", str(log))
+    assert result.exit_code == ExitCode.OK
+    assert "3 lines of 8 cannot be read" in result.stderr
