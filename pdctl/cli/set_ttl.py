@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdctl.base.errors import BadAnswerError, UnreachableError, UsageError
+from pdctl.base.errors import BadAnswerError, PermissionDeniedError, UnreachableError, UsageError
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def set_ttl(
             _answer(config, state, wanted, outlook, None, json=json, file=None)
             return
         _refuse_hunger(outlook, yes=yes)
+        if write:  # what cannot be written is told before anything changes
+            _edited(file, config, wanted)
         if restart:
             _write(file, config, wanted)
         else:
@@ -74,8 +76,8 @@ def set_ttl(
                 changed = ttl.set_ttl(
                     world, store, state, wanted, plan.keys, choices.served_name(config)
                 )
-            if write:
-                _write(file, config, wanted)
+                if write:
+                    _write(file, config, wanted)
             shown = file if write else None
             _answer(config, state, wanted, outlook, changed, json=json, file=shown)
     finally:
@@ -147,24 +149,66 @@ def _refuse_hunger(outlook: "Outlook", *, yes: bool) -> None:
         )  # fmt: skip
 
 
-def _write(file: Path, config: "Config", wanted: "Intervals") -> None:
-    """Put the value into the file, if what comes out is a configuration without problems."""
+def _edited(file: Path, config: "Config", wanted: "Intervals") -> bytes:
+    """The file with the value in it, if it can be written and stays without problems.
+
+    Raises:
+        UsageError, PermissionDeniedError: it cannot be written.
+        BadAnswerError: the value cannot be set in it.
+        ConfigError: it would have problems.
+    """
     import os
 
     from pdctl.config.edit import with_value
-    from pdctl.render.check import load_checked
+    from pdctl.config.load import loads
+    from pdctl.engine.validate import problems
 
-    text = with_value(file.read_text(), ("kv", "decoder_ttl"), wanted.decoder_ttl)
+    if str(file) == "-":
+        raise UsageError("standard input cannot be written to", where="--file -", expected="a file")
+    target = file.resolve()
+    if not (target.is_file() and os.access(target.parent, os.W_OK)):
+        raise PermissionDeniedError(
+            "the value cannot be written: the file cannot be replaced",
+            where=str(file),
+            expected="a file in a folder that can be written in",
+        )
+    text = file.read_bytes().decode("utf-8")
+    lines = text.count("\n")
+    windows = lines > 0 and text.count("\r\n") == lines
+    if windows:
+        text = text.replace("\r\n", "\n")
+    text = with_value(text, ("kv", "decoder_ttl"), wanted.decoder_ttl)
     if config.router.ttl is not None:
         text = with_value(text, ("router", "ttl"), wanted.router_ttl)
-    scratch = file.with_name(f".{file.name}.new")
+    data = (text.replace("\n", "\r\n") if windows else text).encode()
+    loads(data, file=str(file), base=file.absolute().parent, checks=[problems])
+    return data
+
+
+def _write(file: Path, config: "Config", wanted: "Intervals") -> None:
+    """Put the value into the file, which is replaced whole or not at all."""
+    import os
+    import tempfile
+
+    data = _edited(file, config, wanted)
+    target = file.resolve()
+    scratch = None
     try:
-        scratch.write_text(text)
-        os.chmod(scratch, file.stat().st_mode & 0o777)
-        load_checked(scratch)
-        scratch.replace(file.resolve())
+        handle, scratch = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+        with open(handle, "wb") as out:
+            out.write(data)
+        os.chmod(scratch, target.stat().st_mode & 0o777)
+        os.replace(scratch, target)
+    except OSError as error:
+        raise PermissionDeniedError(
+            f"the value could not be written into the file: {error.strerror}",
+            where=str(file),
+            expected="a file that can be replaced; it is as it was",
+            hints=[f"set `kv.decoder_ttl: {wanted.decoder_ttl:.12g}` there by hand"],
+        ) from error
     finally:
-        scratch.unlink(missing_ok=True)
+        if scratch is not None and os.path.exists(scratch):
+            os.unlink(scratch)
 
 
 def _answer(

@@ -59,3 +59,31 @@ def test_what_is_read_afterwards_is_the_same_but_for_the_value(
         return
     assert isinstance(kv, dict)
     assert changed == {**document, "kv": {**kv, "decoder_ttl": 60}}
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(1234567.0, "1234567"), (12345.67, "12345.67"), (0.5, "0.5"), (60, "60")],
+)
+def test_the_value_is_written_whole(value: float, written: str) -> None:
+    assert with_value("kv:\n  decoder_ttl: 8m\n", TTL, value) == f"kv:\n  decoder_ttl: {written}\n"
+
+
+@pytest.mark.parametrize("old", ["", " |\n    8m", " 8m"])
+def test_an_empty_or_a_long_value_is_replaced_and_no_more(old: str) -> None:
+    changed = with_value(f"kv:\n  decoder_ttl:{old}\nname: x\n", TTL, 60)
+    assert yaml.safe_load(changed) == {"kv": {"decoder_ttl": 60}, "name": "x"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "other: &t 8m\nkv:\n  decoder_ttl: *t\n",
+        "kv:\n  decoder_ttl: &t 8m\nother: *t\n",
+        "other: &t\n  decoder_ttl: 8m\nkv: *t\n",
+        "other: &t\n  backends: [UCX]\nkv: *t\n",
+    ],
+)
+def test_what_another_key_shares_is_not_changed(text: str) -> None:
+    with pytest.raises(BadAnswerError, match="shares its value"):
+        with_value(text, TTL, 60)
