@@ -163,6 +163,8 @@ class JsonReader(LineReader):
             elif row.ts is None:
                 self.reading.left_out["no time is given"] += 1
             else:
+                if row.tenant:
+                    row.conversation_id = f"{row.tenant}\0{row.conversation_id}"
                 usable.append(row)
         return usable
 
