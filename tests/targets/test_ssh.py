@@ -27,6 +27,7 @@ from pdctl.base.exits import ExitCode
 from pdctl.base.process import MARK_ENV
 from pdctl.targets import procfs
 from pdctl.targets.local import LocalHost
+from pdctl.targets.ssh import bundle
 from pdctl.targets.ssh.connect import Links
 from pdctl.targets.ssh.host import SshHost, connect_all
 from tests.targets.programs import SLEEP, spec_of, wait_for_text, wait_until
@@ -482,7 +483,8 @@ def test_root_is_asked_for_by_sudo_without_a_password(tmp_path: Path, allowed: b
 # --- hosts that are odd --------------------------------------------------------------------------
 
 
-def test_a_host_without_python_says_so(tmp_path: Path) -> None:
+def test_a_host_without_python_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "USUAL", "/no/python3")
     (tmp_path / "empty").mkdir()
     with running_sshd(tmp_path / "s", more=with_path(f"{tmp_path}/empty")) as server:
         with pytest.raises(BadAnswerError, match="there is no `python3` on the host") as caught:
@@ -490,7 +492,8 @@ def test_a_host_without_python_says_so(tmp_path: Path) -> None:
         assert caught.value.hints == ("on Ubuntu: `sudo apt-get install -y python3`",)
 
 
-def test_a_python_that_is_too_old_says_so(tmp_path: Path) -> None:
+def test_a_python_that_is_too_old_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "USUAL", "/no/python3")
     fake = tmp_path / "bin" / "python3"
     fake.parent.mkdir()
     fake.write_text(
@@ -648,3 +651,16 @@ def test_nothing_is_left_of_a_connection(tmp_path: Path) -> None:
         wait_until(lambda: server.sessions() == set())
         wait_until(lambda: threading.active_count() <= threads)
     assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_a_newer_python_in_the_path_serves_where_the_systems_is_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    monkeypatch.setattr(bundle, "USUAL", str(old))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
+    with running_sshd(tmp_path / "s", more=with_path(f"{tmp_path}/bin:/bin")) as server:
+        assert reaches(server.host())

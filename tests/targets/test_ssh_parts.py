@@ -4,6 +4,7 @@ import ast
 import json
 import queue
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,16 @@ from hypothesis import strategies as st
 
 from pdctl.base.errors import BadAnswerError, UnreachableError, UsageError
 from pdctl.targets.ssh import bundle, far, frames, known_hosts, near
-from pdctl.targets.ssh.access import Answers, Hop, Login, parse_answers, route_of, split_jump
+from pdctl.targets.ssh.access import (
+    Answers,
+    Hop,
+    Login,
+    Route,
+    parse_answers,
+    route_of,
+    split_jump,
+)
+from pdctl.targets.ssh.connect import Links
 from pdctl.targets.ssh.frames import Frame, Unpacker
 from pdctl.targets.ssh.near import Near, error_of
 from tests.targets.sshd import keygen, nobodys_ssh
@@ -192,6 +202,45 @@ def test_a_configuration_that_openssh_refuses_is_told(tmp_path: Path) -> None:
     assert any("nosuchoption" in line.lower() for line in caught.value.detail)
 
 
+def test_a_configuration_that_hangs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pdctl.targets.ssh.access._ASK_LIMIT_S", 0.3)
+    ssh = nobodys_ssh(tmp_path, 'Match exec "sleep 3"\n  Port 1\n')
+    with pytest.raises(UsageError, match=r"did not end within 0.3 s"):
+        route_of(Login("x"), ssh)
+
+
+def test_a_name_server_that_is_silent_takes_the_limit_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "pdctl.targets.ssh.connect.socket.getaddrinfo", lambda *a, **b: time.sleep(3) or []
+    )
+    route = Route((Hop("h", "h", 22, "u"),), limit=0.3)
+    with pytest.raises(UnreachableError, match=r"could not be looked up within 0.3 s"):
+        Links().open(route)
+
+
+def test_several_addresses_share_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        kept = [socket.socket() for _ in range(4)]
+        for each in kept:  # a full queue lets nobody in any more
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", port))
+        address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))
+        monkeypatch.setattr(
+            "pdctl.targets.ssh.connect.socket.getaddrinfo", lambda *a, **b: [address] * 5
+        )
+        began = time.monotonic()
+        with pytest.raises(UnreachableError, match=r"did not answer within 1 s"):
+            Links().open(Route((Hop("h", "h", port, "u"),), limit=1.0))
+        assert time.monotonic() - began < 2.5
+        for each in kept:
+            each.close()
+
+
 def test_a_configuration_without_ssh_to_read_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +295,7 @@ class Piped:
 
 
 def far_side() -> Piped:
-    return Piped("/bin/sh", "-c", bundle.command_line(sys.executable))
+    return Piped("/bin/sh", "-c", bundle.command_line())
 
 
 def test_a_near_side_pings_and_a_silent_host_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +363,7 @@ def test_what_is_sent_runs_on_python_39_and_needs_nothing_else() -> None:
 
 
 def test_the_command_line_is_one_word_to_every_shell() -> None:
-    line = bundle.command_line()
-    inside = re.fullmatch(r"exec python3 -I -S -X utf8 -c '([^']*)'", line)
+    inside = re.fullmatch(r"exec /bin/sh -c '([^']*)'", bundle.command_line())
     assert inside
-    assert not set(inside[1]) & set("!`$\\\n'")  # csh and fish read some of these inside quotes
+    assert not set(inside[1]) & set("!`\\\n'")  # csh and fish read some of these inside quotes
+    assert bundle.command_line("sudo -n") == f"exec sudo -n /bin/sh -c '{inside[1]}'"

@@ -148,15 +148,22 @@ class OpenSsh:
             options += ["-l", user]
         if port is not None:
             options += ["-p", str(port)]
-        done = subprocess.run(
-            [program, "-G", "-T", *options, "--", host],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ASK_LIMIT_S,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [program, "-G", "-T", *options, "--", host],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_ASK_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UsageError(
+                f"`ssh -G {host}` did not end within {_ASK_LIMIT_S:g} s",
+                where=str(self._file()),
+                hints=["a `Match exec` of the SSH configuration may be why"],
+            ) from error
         if done.returncode != 0:
             said = [line for line in done.stderr.splitlines() if "Pseudo-terminal" not in line]
             raise UsageError(

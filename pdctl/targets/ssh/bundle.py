@@ -28,6 +28,11 @@ MODULES = (
 )
 """In the order they need each other."""
 
+USUAL = "/usr/bin/python3"
+"""Tried before whatever else is called `python3`: shims of version managers take a second."""
+
+_FITS = "import sys;sys.exit(sys.version_info<(3,9))"
+
 TOO_OLD = "pdctl needs Python 3.9 or newer"
 
 _FIRST = "import sys,zlib;f=sys.stdin.buffer;exec(zlib.decompress(f.read(int(f.readline()))))"
@@ -51,9 +56,15 @@ sys.modules["pdctl.targets.ssh.far"].main({name})
 """
 
 
-def command_line(python: str = "python3") -> str:
-    """What the login shell is told to run."""
-    return f"exec {python} -I -S -X utf8 -c '{_FIRST}'"
+def command_line(become: str = "") -> str:
+    """What the login shell is told to run, whichever shell that is.
+
+    Args:
+        become: what to put in front to be another user, such as `sudo -n`.
+    """
+    find = f'for p in {USUAL} python3; do $p -S -c "{_FITS}" 2>/dev/null && break; done'
+    start = f'exec $p -I -S -X utf8 -c "{_FIRST}"'
+    return f"exec {become + ' ' if become else ''}/bin/sh -c '{find}; {start}'"
 
 
 def first_words(name: str) -> bytes:

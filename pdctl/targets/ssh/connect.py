@@ -6,6 +6,7 @@ the limit of a handshake it returns as if all were well.
 
 import logging
 import os
+import queue
 import shlex
 import signal
 import socket
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pdctl.base.errors import PdctlError, PermissionDeniedError, UnreachableError
 from pdctl.targets.ssh import known_hosts
@@ -242,7 +243,7 @@ def _first_wire(hop: Hop, deadline: Deadline) -> tuple[_Wire, Callable[[], None]
     if hop.proxy is not None:
         return _proxy(hop)
     try:
-        wire = socket.create_connection((hop.host, hop.port), timeout=deadline.left)
+        wire = _dial(hop, deadline)
     except socket.gaierror as error:
         raise UnreachableError(
             f"the name `{hop.host}` is not known: {error.strerror}", where=hop.where
@@ -259,6 +260,48 @@ def _first_wire(hop: Hop, deadline: Deadline) -> tuple[_Wire, Callable[[], None]
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_MS)
     return _Wire(wire), wire.close
+
+
+def _dial(hop: Hop, deadline: Deadline) -> socket.socket:
+    """Connect to the first address that answers. The limit holds for all of them together."""
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in _resolve(hop, deadline):
+        wire = socket.socket(family, kind, protocol)
+        wire.settimeout(deadline.left)
+        try:
+            wire.connect(address)
+        except OSError as error:
+            wire.close()
+            failure = error
+        else:
+            return wire
+    raise failure or OSError("the name has no address")
+
+
+_Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+
+
+def _resolve(hop: Hop, deadline: Deadline) -> list[_Address]:
+    """Ask for the addresses in a thread of its own: the system's call knows no limit."""
+    answer: queue.SimpleQueue[list[_Address] | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put(list(socket.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)))
+        except OSError as error:
+            answer.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        found = answer.get(timeout=deadline.left)
+    except queue.Empty:
+        raise UnreachableError(
+            f"the name `{hop.host}` could not be looked up within {deadline.limit:g} s",
+            where=hop.where,
+        ) from None
+    if isinstance(found, OSError):
+        raise found
+    return found
 
 
 def _proxy(hop: Hop) -> tuple[_Wire, Callable[[], None]]:

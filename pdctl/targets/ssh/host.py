@@ -254,8 +254,8 @@ class SshHost:
             if self._route is None:
                 self._route = route_of(self._login, self._ssh)
             self._link = self._links.open(self._route)
-            python = "sudo -n python3" if self._sudo else "python3"
-            pipe = self._link.execute(bundle.command_line(python), self._route.limit)
+            line = bundle.command_line("sudo -n" if self._sudo else "")
+            pipe = self._link.execute(line, self._route.limit)
             return Near(pipe, self._name, limit=self._route.limit)
 
     def _drop(self) -> None:
