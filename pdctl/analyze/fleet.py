@@ -21,8 +21,9 @@ ROUTER_RATE = 200.0
 HANDLE_BYTES = 1024
 TOKEN_BYTES = 4.9
 """What a shared store takes for a handle, and for each of its tokens (docs/router.md)."""
-_CYCLES = 1.5
-"""Times around that simulated sessions are counted."""
+_CYCLES = 0.4
+_TURNS = 50_000
+"""How many times around simulated sessions are counted: more where they are few."""
 
 
 class TooSmallError(ValueError):
@@ -116,7 +117,7 @@ class Checked:
     Attributes:
         sessions, turns: how many were simulated.
         retained_tokens: in the mean, scaled to all sessions.
-        hit_share: of follow-up turns.
+        hit_share: of turns.
         difference: of `retained_tokens` from the formula, as a share of it.
     """
 
@@ -333,18 +334,17 @@ def _check(load: Load, ttl: float, flow: _Flow, most: int) -> Checked | None:
     if not sessions:
         return None
     cycle = load.gap + flow.seconds
-    warm = ttl + 2 * cycle
-    until = warm + _CYCLES * cycle
+    until = ttl + cycle * max(_CYCLES, min(5.0, _TURNS / sessions))
     answer = min(load.answer, load.context - 1)
     traffic = Traffic(sessions, load.gap, load.context, answer, flow.seconds)
     rules = Rules(ttl, max(0.0, safe_router_ttl(ttl)), block=1, threshold=1)
-    done = simulate(made_up(traffic, until), rules, until=until, counted=warm)
-    found = done.average(warm) * load.sessions / sessions
+    done = simulate(made_up(traffic, until), rules, until=until, counted=ttl)
+    found = done.average(ttl) * load.sessions / sessions
     return Checked(
         sessions,
         done.turns,
         round(found),
-        done.hits / done.follow_ups if done.follow_ups else 0.0,
+        done.hits / done.turns if done.turns else 0.0,  # every session was there before
         found / flow.retained - 1 if flow.retained else 0.0,
     )
 

@@ -46,12 +46,14 @@ class Log:
         path: where it can be read, more than once.
         size: bytes.
         packed: "", "gzip" or "zstd".
+        held: the file behind the path, where it goes when nobody has it open.
     """
 
     name: str
     path: str
     size: int
     packed: str = ""
+    held: object = None
 
 
 def open_log(path: str, *, spool: BinaryIO | None = None) -> Log:
@@ -79,17 +81,16 @@ def open_log(path: str, *, spool: BinaryIO | None = None) -> Log:
 
 def _stdin(spool: BinaryIO | None) -> Log:
     source = sys.stdin.buffer
-    with_fd = _regular(source)
-    if with_fd is not None:
-        path = f"/dev/fd/{with_fd}"
-    else:
+    number, keep = _regular(source), None
+    if number is None:
         keep = spool or cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
         shutil.copyfileobj(source, keep, 1 << 20)
         keep.flush()
-        path = f"/proc/{os.getpid()}/fd/{keep.fileno()}"
+        number = keep.fileno()
+    # By way of this process: in others, which read too, number 0 is another file.
+    path = f"/proc/{os.getpid()}/fd/{number}"
     with open(path, "rb") as file:
-        file.seek(0)
-        return Log("stdin", path, os.fstat(file.fileno()).st_size, _packing(file.read(4)))
+        return Log("stdin", path, os.fstat(file.fileno()).st_size, _packing(file.read(4)), keep)
 
 
 def _regular(source: object) -> int | None:

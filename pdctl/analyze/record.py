@@ -33,6 +33,7 @@ class Rich(msgspec.Struct, gc=False):
         reused_tokens: pulled from decode.
         ttft_ms: arrival to the first token.
         total_ms: arrival to the end of the answer.
+        tenant: whose key it was; conversations of two tenants are two, whatever their ids.
     """
 
     conversation_id: str | int | None = None
@@ -44,6 +45,7 @@ class Rich(msgspec.Struct, gc=False):
     total_ms: Span | None = None
     response_tokens: Count | None = None
     completion_tokens: Count | None = None
+    tenant: str | int | None = None
 
 
 Row = Plain | Rich

@@ -11,7 +11,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, log
 from typing import NamedTuple
 
 
@@ -111,7 +111,8 @@ class Simulation:
         # stays in it until it is the oldest: to look for it would take longer.
         self._oldest: deque[tuple[float, object]] = deque()
         self._running: list[tuple[float, int, object, int, int]] = []
-        self._seen: dict[object, str] = {}
+        # Conversations that were seen, and why their blocks are gone; "" where they are not.
+        self._lost: dict[object, str] = {}
         self._retained = 0
         self._active = 0
         self._now = since
@@ -134,23 +135,29 @@ class Simulation:
         return self.outcome
 
     def _begin(self, turn: Turn) -> None:
-        outcome, id = self.outcome, turn.conversation
-        counts = turn.start >= self._counted
-        outcome.turns += counts
+        outcome = self.outcome
+        start, end, id, prompt, held = turn
         kept = self._kept.pop(id, None)
         if kept is not None:
+            self._advance(start)
             self._retained -= kept[1]
-        if counts and id in self._seen:
-            outcome.follow_ups += 1
-            outcome.prompt += turn.prompt
-            self._reuse(turn, kept, self._seen[id])
-        self._seen[id] = ""
-        blocks = -(-turn.held // self._rules.block)
+        lost = self._lost.get(id)
+        if start >= self._counted:
+            outcome.turns += 1
+            if lost is not None:
+                outcome.follow_ups += 1
+                outcome.prompt += prompt
+                self._reuse(turn, kept, lost)
+        if lost != "":
+            self._lost[id] = ""
+        blocks = -(-held // self._rules.block)
         self._active += blocks
-        outcome.running_peak = max(outcome.running_peak, self._active)
-        self._make_room()
+        if self._active > outcome.running_peak:
+            outcome.running_peak = self._active
+        if self._rules.capacity is not None:
+            self._make_room(start, self._rules.capacity)
         self._number += 1
-        heapq.heappush(self._running, (turn.end, self._number, id, blocks, turn.held))
+        heapq.heappush(self._running, (end, self._number, id, blocks, held))
 
     def _reuse(self, turn: Turn, kept: tuple[float, int, int] | None, lost: str) -> None:
         outcome = self.outcome
@@ -166,11 +173,9 @@ class Simulation:
             outcome.hits += 1
             outcome.reused += tokens
 
-    def _make_room(self) -> None:
-        capacity = self._rules.capacity
-        if capacity is None:
-            return
-        while self._active + self._retained > capacity and self._next_end() is not None:
+    def _make_room(self, now: float, capacity: int) -> None:
+        while self._active + self._retained > capacity and self._next_end() < inf:
+            self._advance(now)
             self._drop("evicted")
         self.outcome.waited += self._active > capacity
 
@@ -179,21 +184,20 @@ class Simulation:
         running, ttl = self._running, self._rules.ttl
         while True:
             ends = running[0][0] if running else inf
-            oldest = self._next_end()
-            expires = inf if oldest is None else oldest + ttl
-            if min(ends, expires) > now or min(ends, expires) == inf:
-                break
+            expires = self._next_end() + ttl
             if expires <= ends:
+                if expires > now or expires == inf:
+                    return
                 self._advance(expires)
                 self._drop("late")
             else:
+                if ends > now:
+                    return
                 self._advance(ends)
-                self._end(*heapq.heappop(running))
-        if now < inf:
-            self._advance(now)
+                self._end(heapq.heappop(running))
 
-    def _next_end(self) -> float | None:
-        """When the turn ended that was retained first."""
+    def _next_end(self) -> float:
+        """When the turn ended that was retained first; infinite where none is."""
         oldest, kept = self._oldest, self._kept
         while oldest:
             end, id = oldest[0]
@@ -201,22 +205,26 @@ class Simulation:
             if now is not None and now[0] == end:
                 return end
             oldest.popleft()
-        return None
+        return inf
 
-    def _end(self, at: float, _: int, id: object, blocks: int, held: int) -> None:
+    def _end(self, ended: tuple[float, int, object, int, int]) -> None:
+        at, _, id, blocks, held = ended
+        kept = self._kept
         self._active -= blocks
-        if (older := self._kept.pop(id, None)) is not None:
-            self._retained -= older[1]  # two turns at once; the later one takes its place
-        self._kept[id] = (at, blocks, held)
+        if id in kept:
+            self._retained -= kept[id][1]  # two turns at once; the later one takes its place
+        kept[id] = (at, blocks, held)
         self._oldest.append((at, id))
         self._retained += blocks
-        self._most = max(self._most, self._retained)
-        self.outcome.open_peak = max(self.outcome.open_peak, len(self._kept))
+        if self._retained > self._most:
+            self._most = self._retained
+        if len(kept) > self.outcome.open_peak:
+            self.outcome.open_peak = len(kept)
 
     def _drop(self, why: str) -> None:
         _, id = self._oldest.popleft()
         self._retained -= self._kept.pop(id)[1]
-        self._seen[id] = why
+        self._lost[id] = why
 
     def _advance(self, now: float) -> None:
         while now >= self._edge:
@@ -263,12 +271,13 @@ def made_up(traffic: Traffic, horizon: float, *, seed: int = 0) -> Iterator[Turn
     """
     chance = random.Random(seed)
     draw, fixed = chance.random, traffic.gap * (1 - traffic.spread)
-    rate = 1 / (traffic.gap * traffic.spread) if traffic.spread and traffic.gap else 0.0
+    mean, seconds = traffic.gap * traffic.spread, traffic.seconds
+    context, answer = traffic.context, traffic.answer
     for start, number, again in _agenda(traffic, horizon, draw):
-        held = max(2, int(traffic.context * (0.5 + draw())))
-        end = start + traffic.seconds
-        yield Turn(start, end, number, max(1, held - traffic.answer), held)
-        again(end + fixed + (chance.expovariate(rate) if rate else 0.0), number)
+        held = max(2, int(context * (0.5 + draw())))
+        end = start + seconds
+        yield Turn(start, end, number, max(1, held - answer), held)
+        again(end + fixed - log(1 - draw()) * mean, number)
 
 
 def _agenda(
@@ -285,8 +294,16 @@ def _agenda(
     def put(start: float, number: int) -> None:
         pages[int(start / page)].append((start, number))
 
+    gap, seconds = traffic.gap, traffic.seconds
+    fixed, mean = gap * (1 - traffic.spread), gap * traffic.spread
     for number in range(traffic.sessions):
-        put(draw() * (traffic.gap + traffic.seconds), number)
+        # As it would be found at any time: some are being answered, the others are in their gap.
+        # The fixed part of a gap may be over, the other knows nothing of how long it has been.
+        first = draw() * (gap + seconds)
+        if first < seconds:
+            put(first + fixed - log(1 - draw()) * mean, number)
+        else:
+            put(draw() * fixed - log(1 - draw()) * mean, number)
     for each in range(int(horizon / page) + 1):
         for start, number in sorted(pages.pop(each, ())):
             if start > horizon:

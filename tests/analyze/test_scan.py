@@ -3,6 +3,8 @@
 import gzip
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,23 @@ def test_on_several_cores_and_in_any_order(tmp_path, shuffled: bool, cores: int)
     assert bool(found.tally.disordered) is shuffled
 
 
+@pytest.mark.parametrize("piped", [True, False])
+def test_standard_input_on_several_cores(tmp_path, piped: bool) -> None:
+    text = made(5, 3000)
+    (tmp_path / "log").write_text(text)
+    code = (
+        "from pdctl.analyze.lines import open_log\n"
+        "from pdctl.analyze.scan import Wanted, scan\n"
+        "print(scan([open_log('-')], Wanted(480, part=9000, cores=2)).tally.sums.repeated)"
+    )
+    with (tmp_path / "log").open("rb") as file:
+        given = {"input": text.encode()} if piped else {"stdin": file}
+        argv = [sys.executable, "-c", code]
+        done = subprocess.run(argv, capture_output=True, timeout=60, **given)
+    found = scan([open_log(str(tmp_path / "log"))], Wanted(480, cores=1))
+    assert done.stdout.decode().strip() == str(found.tally.sums.repeated), done.stderr
+
+
 def test_what_is_out_of_order_can_be_sorted_piece_by_piece(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("pdctl.analyze.scan._AT_ONCE", 100)
     text = made(2, 3000, shuffled=True)
@@ -123,6 +142,16 @@ def test_a_sample_keeps_whole_conversations(tmp_path) -> None:
     assert part.rate > 1
     assert 0 < part.rows <= 700
     assert all(whole.kept[id].tobytes() == rows.tobytes() for id, rows in part.kept.items())
+
+
+def test_tenants_share_no_conversation(tmp_path) -> None:
+    rows = [
+        {"conversation_id": "c", "ts": n, "prompt_tokens": 5, "tenant": tenant}
+        for n, tenant in enumerate(["a", "b", "a", ""])
+    ]
+    (tmp_path / "log").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tally = scan([open_log(str(tmp_path / "log"))], Wanted(480, cores=1)).tally
+    assert (tally.sums.follow_ups, len(tally.last)) == (1, 3)
 
 
 def test_answers_make_the_share_exact(tmp_path) -> None:
