@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 
@@ -154,20 +155,20 @@ class JsonReader(LineReader):
 
     def _usable(self, rows: list[Row]) -> list[Row]:
         usable: list[Row] = []
-        for row in rows:
-            assert isinstance(row, Rich)
-            for count in (row.response_tokens, row.completion_tokens):
-                if row.output_tokens is None:
-                    row.output_tokens = count
+        for row in cast(list[Rich], rows):
+            if row.output_tokens is None:
+                named = row.response_tokens
+                row.output_tokens = row.completion_tokens if named is None else named
+            id = row.conversation_id
             if row.prompt_tokens is None:
                 self.reading.left_out[NO_TOKENS] += 1
-            elif row.conversation_id is None or row.conversation_id == UNNAMED:
+            elif id is None or id == UNNAMED:
                 self.reading.left_out[UNNAMED_REASON] += 1
             elif row.ts is None:
                 self.reading.left_out["no time is given"] += 1
             else:
                 if row.tenant:
-                    row.conversation_id = f"{row.tenant}\0{row.conversation_id}"
+                    row.conversation_id = f"{row.tenant}\0{id}"
                 usable.append(row)
         return usable
 

@@ -35,9 +35,11 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 @pytest.fixture
 def far_pair(pair: Pair, sshd: Sshd) -> Iterator[Pair]:
     here, pair.host = pair.host, sshd.host("localhost")
-    yield pair
-    pair.host.close()
-    pair.host = here
+    try:
+        yield pair
+    finally:
+        pair.host.close()
+        pair.host = here  # which ends what is left, also where the far one is gone
 
 
 def status_of(pair: Pair) -> Status:
@@ -80,9 +82,9 @@ def test_what_was_started_outlives_pdctl_and_its_connection(far_pair: Pair, sshd
 
 
 def test_a_connection_lost_during_up_is_told_as_such_and_up_goes_on(
-    pair: Pair, tmp_path: Path
+    far_pair: Pair, tmp_path: Path
 ) -> None:
-    here = pair.host
+    pair, first = far_pair, far_pair.host
     with running_sshd(tmp_path / "s") as server:
         pair.host = server.host("localhost")
         killed = []
@@ -93,7 +95,9 @@ def test_a_connection_lost_during_up_is_told_as_such_and_up_goes_on(
                 server.stop()
             time.sleep(0.02)
 
-        world = World({"localhost": pair.host}, pair.events.append, sleep=kill)
+        world = World(
+            {"localhost": pair.host}, pair.events.append, probe=lambda url: "not yet", sleep=kill
+        )
         with pytest.raises(UnreachableError, match="connect"):
             pair.up(world=world, verify=False)
         notes = [note.text for note in pair.told(Note)]
@@ -107,7 +111,7 @@ def test_a_connection_lost_during_up_is_told_as_such_and_up_goes_on(
         assert pair.pids()["prefill-0"] == started["prefill-0"]
         pair.down()
         pair.host.close()
-    pair.host = here
+    pair.host = first
 
 
 def test_a_host_that_does_not_answer_is_one_of_several(far_pair: Pair) -> None:

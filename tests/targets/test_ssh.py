@@ -664,3 +664,29 @@ def test_a_newer_python_in_the_path_serves_where_the_systems_is_too_old(
     (tmp_path / "bin" / "python3").symlink_to(sys.executable)
     with running_sshd(tmp_path / "s", more=with_path(f"{tmp_path}/bin:/bin")) as server:
         assert reaches(server.host())
+
+
+_RUNS = """
+import sys
+from pathlib import Path
+from pdctl.base.command import command
+from pdctl.base.process import MARK_ENV
+from pdctl.targets.ssh.access import Login, OpenSsh
+from pdctl.targets.ssh.host import SshHost
+port, key, known, mark = sys.argv[1:]
+login = Login("127.0.0.1", port=int(port), key_file=Path(key), pinned=Path(known))
+host = SshHost("h", login, ssh=OpenSsh(environ={"HOME": "/nonexistent"}))
+sleep = command("sh", "-c", "echo up; exec sleep 600", env={MARK_ENV: mark})
+host.run(sleep, timeout=600, on_line=lambda line: print(line, flush=True))
+"""
+
+
+def test_a_killed_pdctl_leaves_no_command_behind(sshd: Sshd, tmp_path: Path) -> None:
+    mark = f"{tmp_path}/run"
+    words = (str(sshd.port), str(sshd.key), str(sshd.known_hosts), mark)
+    with subprocess.Popen([sys.executable, "-c", _RUNS, *words], stdout=subprocess.PIPE) as pdctl:
+        assert pdctl.stdout is not None
+        assert pdctl.stdout.readline() == b"up\n"
+        assert len(LocalHost().find(mark)) == 1
+        pdctl.kill()
+    wait_until(lambda: LocalHost().find(mark) == [])
