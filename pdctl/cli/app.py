@@ -67,6 +67,8 @@ def run(args: Sequence[str] | None = None) -> int:
     try:
         app(list(args) if args is not None else None)
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # click would call it 1, a bad answer
+            return int(ExitCode.BROKEN_PIPE)
         return stop.code if isinstance(stop.code, int) else int(ExitCode.OK)
     except PdctlError as problem:
         _tell(problem, sys.argv[1:] if args is None else list(args))

@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -194,3 +195,17 @@ def test_lines_that_nest_too_deep_or_never_end_are_bad_lines(tmp_path: Path) -> 
     result = run_cli("analyze", str(log))
     assert result.exit_code == ExitCode.OK
     assert "3 lines of 8 cannot be read" in result.stderr
+
+
+def test_a_reader_who_leaves_is_no_bad_answer(log: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "pdctl", "analyze", str(log)],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == ExitCode.BROKEN_PIPE
+    assert done.stderr == b""
