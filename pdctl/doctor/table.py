@@ -207,16 +207,23 @@ def _verdict(
         )
 
 
+def _plain(text: str) -> str:
+    """Without what a terminal obeys: a host's or a bundle's words are not to be trusted."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
 def _finding(check: Check, target: str, verdict: Verdict) -> Finding:
     wants_fix = verdict.status in ("fail", "warn")
     return Finding(
         id=check.id,
         title=check.title,
         scope=check.scope,
-        target=target,
+        target=_plain(target),
         status=verdict.status,
         severity=verdict.severity or check.severity,
-        evidence=tuple(map(redacted, verdict.evidence)),
+        evidence=tuple(_plain(redacted(line)) for line in verdict.evidence),
         fix=(verdict.fix or check.fix) if wants_fix else None,
         docs=check.docs,
     )

@@ -18,3 +18,20 @@ def test_help_imports_nothing_heavy() -> None:
     )
     assert done.stderr.strip() == "[]"
     assert "Commands:" in done.stdout
+
+
+def test_ctrl_c_while_it_loads_leaves_no_traceback() -> None:
+    script = (
+        "import sys, builtins\n"
+        "real = builtins.__import__\n"
+        "def stop(name, *more):\n"
+        "    if name == 'pdctl.cli.app':\n"
+        "        raise KeyboardInterrupt\n"
+        "    return real(name, *more)\n"
+        "builtins.__import__ = stop\n"
+        "from pdctl.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == b""
