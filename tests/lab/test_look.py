@@ -3,50 +3,23 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from pdctl.base.command import Command
 from pdctl.base.facts import PairFacts
 from pdctl.base.hostfacts import HostFacts, HostWant, WantedPeer, WantedPort
 from pdctl.doctor.rows.host import CHECKS
 from pdctl.doctor.table import Finding, run_checks
 from pdctl.observe.host import read_host
-from pdctl.targets.base import OutputSink, Result
-from pdctl.targets.local import LocalHost
-from pdctl.targets.piped import wait_for
 from tests.lab.hosts import Lab, LabHost
+from tests.lab.test_ssh_loss import machine
 
 pytestmark = pytest.mark.lab
 
 MARKS = "/srv/demo/"
-
-
-class OverSsh(LocalHost):
-    """A host whose commands go through `ssh`, as they will when pdctl logs in by itself."""
-
-    def __init__(self, lab: Lab, host: LabHost) -> None:
-        super().__init__(host.name)
-        self._lab, self._host = lab, host
-        self.runs = 0
-
-    def run(
-        self,
-        command: Command,
-        *,
-        timeout: float,
-        on_line: OutputSink | None = None,
-        stdin: bytes | None = None,
-    ) -> Result:
-        self.runs += 1
-        argv = self._lab.ssh_argv(self._host, command.shell())
-        with subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as child:
-            out, err = wait_for(child, timeout=timeout, on_line=on_line, stdin=stdin)
-            return Result(child.wait(), out, err, 0.0)
 
 
 @contextmanager
@@ -90,7 +63,7 @@ def _nobody(other: LabHost) -> str:
     return f"{other.address.rpartition('.')[0]}.99"
 
 
-def test_who_reaches_whom(lab: Callable[[int], Lab]) -> None:
+def test_who_reaches_whom(lab: Callable[[int], Lab], tmp_path: Path) -> None:
     two = lab(2)
     one, other = two.hosts
     # Packets to this address go to nobody, as a firewall that drops them makes it.
@@ -98,10 +71,12 @@ def test_who_reaches_whom(lab: Callable[[int], Lab]) -> None:
         *("ip", "neigh", "add", _nobody(other), "lladdr", "02:00:00:00:00:99", "dev", "eth0")
     )
     assert away.returncode == 0, away.stderr
-    host = OverSsh(two, one)
-    with listener(other, 5600), listener(one, 8100):
+    with (
+        closing(machine(two, 0, tmp_path)) as host,
+        listener(other, 5600),
+        listener(one, 8100),
+    ):
         found = read_host(host, want(one, other))
-    assert host.runs == 1
     assert found.error is None
     assert found.problems == {}
     assert [each.reach for each in found.peers or ()] == [
@@ -123,13 +98,16 @@ def test_who_reaches_whom(lab: Callable[[int], Lab]) -> None:
     assert "dropped on the way" in check.evidence[1]
 
 
-def test_the_other_hosts_address_is_not_this_ones(lab: Callable[[int], Lab]) -> None:
+def test_the_other_hosts_address_is_not_this_ones(
+    lab: Callable[[int], Lab], tmp_path: Path
+) -> None:
     two = lab(2)
     one, other = two.hosts
     wanted = replace(
         want(one, other), ports=(WantedPort("prefill-0", "http", other.address, 8100),), peers=()
     )
-    found = read_host(OverSsh(two, one), wanted)
+    with closing(machine(two, 0, tmp_path)) as host:
+        found = read_host(host, wanted)
     check = _judged(found)["host.ports"]
     assert check.status == "fail"
     assert "Cannot assign requested address" in check.evidence[0]
