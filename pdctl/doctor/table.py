@@ -158,13 +158,14 @@ def run_checks(facts: PairFacts, checks: Sequence[Check]) -> list[Finding]:
         ValueError: a check needs one that comes after it, which would never be looked at.
     """
     _check_order(checks)
-    found: dict[str, list[Finding]] = {}
+    scopes = {check.id: check.scope for check in checks}
+    found: dict[str, dict[str, Finding]] = {}
     for check in checks:
-        found[check.id] = [
-            _finding(check, target, _verdict(check, target, facts, checks, found))
+        found[check.id] = {
+            target: _finding(check, target, _verdict(check, target, facts, scopes, found))
             for target in targets_of(facts, check.scope)
-        ]
-    findings = [finding for findings in found.values() for finding in findings]
+        }
+    findings = [finding for by_target in found.values() for finding in by_target.values()]
     return sorted(findings, key=_rank)
 
 
@@ -184,16 +185,15 @@ def _verdict(
     check: Check,
     target: str,
     facts: PairFacts,
-    checks: Sequence[Check],
-    found: Mapping[str, list[Finding]],
+    scopes: Mapping[str, Scope],
+    found: Mapping[str, Mapping[str, Finding]],
 ) -> Verdict:
-    by_id = {other.id: other for other in checks}
     for need in check.needs:
         if need not in found:
             continue
-        below = stands_on(facts, target, check.scope, by_id[need].scope)
-        for finding in found[need]:
-            if finding.target not in below or finding.status not in ("fail", "skip"):
+        for below in stands_on(facts, target, check.scope, scopes[need]):
+            finding = found[need].get(below)
+            if finding is None or finding.status not in ("fail", "skip"):
                 continue
             if finding.status == "skip" and finding.evidence:
                 return skipped(finding.evidence[0])  # the root of it all, however far below

@@ -95,6 +95,16 @@ def test_needs_are_per_target_and_must_come_before() -> None:
         run_checks(GOOD, [table[1], table[0]])
 
 
+def test_a_host_with_an_odd_name_stands_for_itself() -> None:
+    """What is shown is cleaned of what a terminal obeys; what is looked up is not."""
+    odd = replace(GOOD, hosts=(HostFacts("a\x1b[31m"),))
+    table = [
+        check("h", lambda f, t: failed("down"), scope="host"),
+        check("after", lambda f, t: passed(), scope="host", needs=("h",)),
+    ]
+    assert [(f.id, f.status) for f in run_checks(odd, table)] == [("h", "fail"), ("after", "skip")]
+
+
 def test_what_could_not_be_told_says_so_also_for_what_needs_it() -> None:
     found = run_checks(
         GOOD,
