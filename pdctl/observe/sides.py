@@ -151,9 +151,11 @@ async def _freed(
     after = held
     try:
         while (after.kv_usage or 0.0) > limit:
+            finished = growth(before.finished, after.finished)
+            if before.finished is None or finished is None or finished > asker.asked[decode]:
+                return None
             if asyncio.get_running_loop().time() >= over:
-                alone = growth(before.finished, after.finished) == asker.asked[decode]
-                return False if alone and before.finished is not None else None
+                return False if finished == asker.asked[decode] else None
             # Decode handles the notice in its next step; without work it makes none.
             await asker.one_token(decode, prompt, None)
             await asyncio.sleep(poll)
