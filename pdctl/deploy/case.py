@@ -175,8 +175,7 @@ def _endpoint(
 def _more_routers(
     state: DeploymentState | None, near: Callable[[Served], str]
 ) -> tuple[Endpoint, ...]:
-    records = [r for r in (state.processes.values() if state else ()) if r.role == "router"]
-    records.sort(key=lambda record: record.index)
+    records = state.of_role("router") if state else []
     return tuple(Endpoint(r.name, r.role, r.host, near(r)) for r in records[1:] if r.ref)
 
 

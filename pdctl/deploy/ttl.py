@@ -49,8 +49,6 @@ class Changed:
         kept_for: by decode server, what its next handle said; None where this vLLM does not say.
     """
 
-    decoder_ttl: float
-    router_ttl: float
     kept_for: Mapping[str, KeptFor | None]
     routers: tuple[RouterTtl, ...]
 
@@ -65,7 +63,7 @@ class Keys:
 
 def look(world: World, plan: "Wanted", state: DeploymentState, wanted: Intervals) -> Outlook:
     """What the new TTLs would mean, from what runs and from the request log; changes nothing."""
-    routers = _of_role(state, "router")
+    routers = state.of_role("router")
     started = min((record.started_at or 0.0 for record in routers), default=0.0)
     return look_out(
         asyncio.run(_gather(world, plan, state)),
@@ -104,7 +102,7 @@ def why_not_live(world: World, state: DeploymentState, marks: str) -> dict[str, 
 
 
 def _not_live(world: World, state: DeploymentState, marks: str) -> Iterator[tuple[str, str]]:
-    for record in _of_role(state, "decode"):
+    for record in state.of_role("decode"):
         host = world.hosts[record.host]
         facts = read_process(host, record, None, host.find(marks))
         if not facts.alive:
@@ -140,7 +138,7 @@ def set_ttl(
     audit.note(
         state.name, f"set the TTL: decode {wanted.decoder_ttl:g} s, routers {wanted.router_ttl:g} s"
     )
-    return Changed(wanted.decoder_ttl, wanted.router_ttl, kept, routers)
+    return Changed(kept, routers)
 
 
 class _Change:
@@ -228,7 +226,7 @@ class _Change:
         """What is not there has nothing to change; when it starts, the configuration holds."""
         return [
             each
-            for each in _of_role(self._state, role)
+            for each in self._state.of_role(role)
             if each.ref is not None and self._world.hosts[each.host].alive(each.ref)
         ]
 
@@ -243,11 +241,6 @@ class _Change:
             self._world.listen(StepFailed(name, what, seconds, error.message))
             raise
         self._world.listen(StepDone(name, what, self._world.monotonic() - began))
-
-
-def _of_role(state: DeploymentState, role: RoleName) -> Sequence[ProcessRecord]:
-    records = [each for each in state.processes.values() if each.role == role]
-    return sorted(records, key=lambda each: each.index)
 
 
 def _clock_of(host: Host, python: str) -> float:

@@ -132,6 +132,11 @@ class DeploymentState:
         """The TTLs in force."""
         return self.live_ttl or self.kv
 
+    def of_role(self, role: RoleName) -> list[ProcessRecord]:
+        """The processes of one role, in order."""
+        records = [record for record in self.processes.values() if record.role == role]
+        return sorted(records, key=lambda record: record.index)
+
     def refs(self) -> tuple[ProcessRef, ...]:
         """All processes that were started, in order of their names."""
         found = (self.processes[name].ref for name in sorted(self.processes))
