@@ -164,10 +164,9 @@ class Router:
             body=body,
             tenant=request.get(_TENANT, ""),
             conversation=Conversation(
-                name=name_of(body, request.headers), anchor=prefixes.anchor(endpoint, body) or ""
+                name_of(body, request.headers), lambda: prefixes.anchor(endpoint, body) or ""
             ),
             request_id=request_id[:_LONGEST_ID],
-            keys=prefixes.keys(endpoint, body),
             audited=random.random() < self.settings.audit_share,
         )
         driver = Driver(
