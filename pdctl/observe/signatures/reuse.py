@@ -486,7 +486,7 @@ REUSE: tuple[Signature, ...] = (
         versions=_OURS,
         meaning="Under load, connections will be refused.",
         fix=Fix("raise the limit (`LimitNOFILE=` in a unit)", ("ulimit -n 65536",)),
-        source="read: pdctl/router/server.py",
+        source="read: pdctl/router/serve.py",
     ),
     Signature(
         id="router.started",
@@ -500,7 +500,7 @@ REUSE: tuple[Signature, ...] = (
         versions=_BOTH,
         meaning="Handles kept in memory are gone from here on.",
         fix=NOTHING,
-        source="read: disagg_proxy_multiturn.py of vLLM 0.33.0; pdctl/router/server.py",
+        source="read: disagg_proxy_multiturn.py of vLLM 0.33.0; pdctl/router/serve.py",
     ),
     Signature(
         id="router.upstream.error",
