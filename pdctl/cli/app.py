@@ -9,6 +9,7 @@ from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
 from pdctl.cli.analyze import analyze
+from pdctl.cli.bench import bench
 from pdctl.cli.doctor import doctor
 from pdctl.cli.down import down
 from pdctl.cli.explain import explain
@@ -45,6 +46,7 @@ app.command("tail-logs")(tail_logs)
 app.command()(doctor)
 app.command()(explain)
 app.command()(analyze)
+app.command()(bench)
 app.command()(reuse)
 app.command()(set_ttl)
 app.command()(router)
