@@ -57,8 +57,9 @@ class Folder:
         _append(self.path / CELLS, row.as_dict())
 
     def done(self) -> set[str]:
-        """Keys of the cells that are complete."""
-        return {cell.key for cell in self.cells if cell.complete}
+        """Keys of the cells whose last attempt is complete."""
+        last = {cell.key: cell for cell in self.cells}
+        return {key for key, cell in last.items() if cell.complete}
 
     def attempt(self, key: str) -> int:
         """The number of the next attempt of a cell."""
@@ -110,9 +111,7 @@ def read(path: Path) -> Run:
         BadAnswerError: its files cannot be used.
     """
     about = _about(path)
-    last: dict[str, CellRow] = {}
-    for cell in _rows(path / CELLS, CellRow):
-        last[cell.key] = cell
+    last = {cell.key: cell for cell in _rows(path / CELLS, CellRow)}
     counts = {(cell.key, cell.attempt) for cell in last.values()}
     turns = [t for t in _rows(path / TURNS, TurnRow) if (t.cell, t.attempt) in counts]
     return Run(path.resolve().name, about, tuple(turns), tuple(last.values()))

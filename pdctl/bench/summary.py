@@ -157,7 +157,9 @@ def _line(group: _Group, cells: Sequence[CellRow], turns: Mapping[str, Sequence[
         cached_tokens=means.of("prefill", "cached"),
         handed_bytes=means.of("decode", "bytes"),
         handed_ms=means.of("decode", "transfer_s", 1000),
-        pinned_tokens=max((c.pinned_tokens for c in cells if c.pinned_tokens), default=None),
+        pinned_tokens=max(
+            (c.pinned_tokens for c in cells if c.pinned_tokens is not None), default=None
+        ),
         room_tokens=next((c.room_tokens for c in cells if c.room_tokens), None),
     )
 
@@ -176,7 +178,7 @@ class _Means:
                     break
 
     def of(self, role: str, name: str, scale: float = 1.0) -> float | None:
-        values = [each[role][name] for each in self._counted]
+        values = [each[role].get(name) for each in self._counted]
         if not values or any(value is None for value in values):
             return None
         return sum(value for value in values if value is not None) * scale / self._turns

@@ -112,10 +112,11 @@ def bench(
         settle_s=_seconds(settle, "--settle"),
     )
     deadline = None if max_time is None else began + _seconds(max_time, "--max-time")
+    caching = _caching(prefix_caching, config)
     folder, settings = _folder(config, settings, out, resume, str(trace or ""))
     ui.say(f"this run is kept in {folder.path}", "dim")
     try:
-        _measure(config, file, settings, folder, _caching(prefix_caching, config), deadline)
+        _measure(config, file, settings, folder, caching, deadline)
     except KeyboardInterrupt:
         ui.say(f"`pdctl bench --resume {folder.path}` measures the rest", "warn")
         raise
