@@ -17,6 +17,7 @@ from pdctl.cli.init import init
 from pdctl.cli.logs import logs
 from pdctl.cli.plan import plan
 from pdctl.cli.render import render
+from pdctl.cli.report import report
 from pdctl.cli.reuse import reuse
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
@@ -47,6 +48,7 @@ app.command()(doctor)
 app.command()(explain)
 app.command()(analyze)
 app.command()(bench)
+app.command()(report)
 app.command()(reuse)
 app.command()(set_ttl)
 app.command()(router)
