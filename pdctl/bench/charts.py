@@ -16,6 +16,7 @@ _COLOURS = {"off": "#c2571a", "on": "#1f5fbf", "transfer": "#23844a"}
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 _LINES = ("solid", "dash", "dot", "dashdot")
 _GREY = {"off": "#a39387", "on": "#8595ab", "transfer": "#8ea596"}
+_OPEN = {"off": "-open", "on": "", "transfer": "-dot"}
 _WIDE = 20.0
 """From this ratio of the greatest to the least value on, a logarithmic scale shows more."""
 
@@ -128,7 +129,7 @@ def _figure(title: str, series: Sequence[_Series]) -> Figure:
     shown = [each for each in series if each.xs]
     values = [y.value for each in shown for y in each.ys if y.value > 0]
     wide = bool(values) and max(values) / min(values) >= _WIDE
-    axis = {
+    axis: dict[str, Any] = {
         "title": {"text": "milliseconds" + (" (logarithmic)" if wide else "")},
         "type": "log" if wide else "linear",
         "gridcolor": "#e4e7ee",
@@ -172,8 +173,7 @@ def _trace(each: _Series) -> dict[str, Any]:
         },
         # Colour alone tells nothing to whoever does not see it, or prints in grey.
         "marker": {
-            "symbol": _SYMBOLS[each.number % len(_SYMBOLS)]
-            + ("-open" if each.kind == "off" else ""),
+            "symbol": _SYMBOLS[each.number % len(_SYMBOLS)] + _OPEN[each.kind],
             "size": 7 if each.published else 9,
         },
         "hovertemplate": "%{y:,.0f} ms",

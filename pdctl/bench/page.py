@@ -1,11 +1,10 @@
-"""The report: one HTML file that needs no network, for eyes, for printers and for screen readers."""
+"""The report: one HTML file that needs no network, for eyes, printers and screen readers."""
 
 import json
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pdctl import __version__
@@ -75,7 +74,7 @@ def plotly_js() -> str:
         ) from error
 
 
-def _template(name: str) -> "Any":
+def _template(name: str) -> Template:
     environment = Environment(
         loader=FileSystemLoader(templates_dir() / "bench"),
         undefined=StrictUndefined,

@@ -74,7 +74,8 @@ def _hits(summary: Summary) -> Iterator[str]:
         return
     turns = sum(line.turns for line in lines)
     hits = sum(line.outcomes.get("HIT", 0) for line in lines)
-    yield f"Of {turns:,} later turns with reuse {hits:,} ({hits / turns:.0%}) reused all they could."
+    share = f"{hits:,} ({hits / turns:.0%})"
+    yield f"Of {turns:,} later turns with reuse {share} reused all they could."
 
 
 def _caching(summary: Summary) -> Iterator[str]:
@@ -82,7 +83,8 @@ def _caching(summary: Summary) -> Iterator[str]:
     if False in known:
         yield (
             "Prefill's own prefix cache was off: the best case for reuse. With it on, as in "
-            "production, prefill keeps earlier prompts itself, and reuse saves what only decode has."
+            "production, prefill keeps earlier prompts itself, and reuse saves what only decode "
+            "has."
         )
     if True in known:
         yield (
