@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pdctl.base.durations import format_duration
 from pdctl.base.words import listed
 from pdctl.bench.stats import Estimate
 from pdctl.bench.summary import Line, Ratio, Summary
@@ -181,11 +182,15 @@ def environment(about: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ("vLLM", listed(versions)),
         ("NIXL", str(about.get("nixl") or "")),
         ("KV over", str(about.get("transport") or "")),
-        ("decode's TTL", f"{about.get('decoder_ttl')} s"),
+        ("decode's TTL", _duration(about.get("decoder_ttl"))),
         ("pdctl", f"{about.get('pdctl')}, Python {about.get('python')}, {about.get('platform')}"),
         ("workload", _workload(shape, settings)),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _duration(seconds: object) -> str:
+    return format_duration(seconds) if isinstance(seconds, int | float) else ""
 
 
 def _workload(shape: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
