@@ -80,6 +80,7 @@ class Driver:
         self._upstream: Response | None = None
         self._abandoned = False
         self._charged: tuple[Engine, int] | None = None
+        self._needed: Engine | None = None
         self._claimed: Handle | None = None
         self._answer: dict[str, Any] | None = None
         self._first_events: list[bytes] = []
@@ -109,6 +110,7 @@ class Driver:
             return await self._run(turn)
         finally:
             self._charge(None, 0)
+            self._need(None)
             if self._upstream is not None and not self._abandoned:
                 self._upstream.close()
 
@@ -209,6 +211,7 @@ class Driver:
         return None if isinstance(answer, Failure) else Ids.of(answer.json.get(name))
 
     async def _prefill(self, action: Prefill) -> Answer | Failure:
+        self._need(self._shared.fleet.prefill[action.url])
         work = self._prefill_call(action)
         if not action.carries_handle:
             return await work
@@ -223,6 +226,7 @@ class Driver:
         # A leg with a handle outlives its limit rather than being aborted; it ends at last.
         limit = action.limit if not action.carries_handle else action.limit + _ABANDON_S
         engine.outstanding += action.uncached
+        engine.turns += 1
         try:
             result = await self._shared.engines.post_json(
                 f"{action.url}{action.path}",
@@ -233,6 +237,7 @@ class Driver:
             )
         finally:
             engine.outstanding -= action.uncached
+            engine.turns -= 1
         if isinstance(result, Answer):
             log.debug("[%s] prefill took %.0f ms", self._request_id, result.seconds * 1000)
         else:
@@ -262,6 +267,7 @@ class Driver:
         if not done:
             self._shared.background.run(self._abandon(opening, 0, action))
             return Failure(0, "timeout", url=action.url)
+        self._need(None)
         result: Opened | Failure = opening.result()
         return result
 
@@ -275,7 +281,7 @@ class Driver:
             self._upstream.close()
         if isinstance(kv, dict) and is_handle(kv):
             # Decode finished all the same, and keeps blocks for somebody who is gone.
-            prefill = self._shared.fleet.choose_prefill() or ""
+            prefill = self._shared.fleet.choose_prefill(decode=action.url) or ""
             model = str(action.body.get("model") or "")
             gone = Release(prefill, action.url, model, kv, "client_left")
             await release(self._shared, gone, self._headers)
@@ -295,11 +301,21 @@ class Driver:
         if self._charged is not None:
             engine, counted = self._charged
             engine.outstanding -= counted
+            engine.turns -= 1
         self._charged = None
         if decode is not None:
             engine = self._shared.fleet.decode[decode]
             engine.outstanding += tokens
+            engine.turns += 1
             self._charged = (engine, tokens)
+
+    def _need(self, prefill: Engine | None) -> None:
+        """Prefill keeps what it made until decode has begun to answer, which has it by then."""
+        if self._needed is not None:
+            self._needed.turns -= 1
+        self._needed = prefill
+        if prefill is not None:
+            prefill.turns += 1
 
     async def _first_of_decode(self, action: OpenDecode) -> Opened | Failure:
         url = f"{action.url}{self._path}"

@@ -31,6 +31,7 @@ from pdctl.router.auditor import Auditor
 from pdctl.router.core import Policy, TurnRequest, run_turn
 from pdctl.router.driver import Driver
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
+from pdctl.router.engine_switch import EngineSwitch
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
 from pdctl.router.front import Runner, error_answer, let_browsers_in
@@ -97,7 +98,7 @@ class Router:
             share=settings.reuse_share,
         )
         engines, metrics = Engines(limits, key), RouterMetrics()
-        fleet = Fleet(settings.prefill, settings.decode)
+        fleet = Fleet(settings.prefill, settings.decode, settings.cells)
         self.shared = Shared(
             engines=engines,
             fleet=fleet,
@@ -115,6 +116,7 @@ class Router:
         self.switches = (
             ReuseSwitch(self.shared, self.policy, gate),
             TtlSwitch(self.shared, self.policy, gate),
+            EngineSwitch(self.shared, gate, settings.engines_file),
         )
         self._in_flight = 0
         self.shared.metrics.in_flight.set_function(lambda: self._in_flight)
@@ -280,6 +282,16 @@ class Router:
             headers["Content-Type"] = content_type
         # Not normalised, else `..` would lead to paths that are not listed.
         url = f"{decode}{request.rel_url.raw_path_qs}"
+        engine = self.shared.fleet.decode[decode]
+        engine.turns += 1
+        try:
+            return await self._passed(request, url, raw, headers)
+        finally:
+            engine.turns -= 1
+
+    async def _passed(
+        self, request: web.Request, url: str, raw: bytes, headers: dict[str, str]
+    ) -> web.StreamResponse:
         limits = self.settings.limits
         try:
             async with asyncio.timeout(
@@ -379,6 +391,8 @@ class Router:
                     "waiting": engine.waiting,
                     "outstanding_tokens": engine.outstanding,
                     "retained_tokens": engine.retained,
+                    "cell": engine.cell,
+                    "drained": engine.drained,
                     "engine_start": fleet.decode_starts.get(engine.url),
                 }
                 for engine in fleet.engines()
@@ -392,6 +406,7 @@ class Router:
                     "reason": pair.why,
                 }
                 for pair in fleet.pairs.values()
+                if fleet.together(pair.prefill, pair.decode)
             ],
         }
 
