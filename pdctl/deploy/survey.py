@@ -1,6 +1,6 @@
 """Looking before leaping: the world as it is, and the plan that follows. Changes nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,8 +51,13 @@ class Survey:
     plan: Plan
 
 
-def survey(world: World, wanted: Wanted, store: StateStore) -> Survey:
+def survey(
+    world: World, wanted: Wanted, store: StateStore, *, restart: Collection[str] = ()
+) -> Survey:
     """Look at the world and plan.
+
+    Args:
+        restart: processes that are to be restarted though nothing of them changed.
 
     Raises:
         StateError: the state file cannot be used.
@@ -68,7 +73,15 @@ def survey(world: World, wanted: Wanted, store: StateStore) -> Survey:
         deployment = wanted.rendered(chosen)
         in_the_way = tuple(held for held in seen.held_ports if held not in lost)
         seen = replace(seen, held_ports=in_the_way)
-    plan = build(wanted.config, deployment, seen, state, verify=wanted.verify)
+    plan = build(
+        wanted.config,
+        deployment,
+        seen,
+        state,
+        verify=wanted.verify,
+        restart=restart,
+        may_drain=wanted.config.router.api_keys_file is None or wanted.keys.admin is not None,
+    )
     return Survey(state, seen, chosen, deployment, plan)
 
 
