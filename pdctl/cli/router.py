@@ -21,6 +21,10 @@ def router(
     ttl: Annotated[
         str, typer.Option(help="How long a handle is offered; below decode's own TTL.")
     ] = "450s",
+    ttl_file: Annotated[
+        Path | None,
+        typer.Option(help="Keeps the TTL that is set while it runs, for the next start."),
+    ] = None,
     threshold: Annotated[
         int, typer.Option(min=0, help="Fewer reusable tokens than this are recomputed.")
     ] = 64,
@@ -87,6 +91,7 @@ def router(
         host=host,
         port=port,
         ttl=seconds,
+        ttl_file=ttl_file,
         threshold=threshold,
         reuse_share=reuse_share,
         store=_store(store),

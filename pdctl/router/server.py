@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from typing import Any
 
 import orjson
@@ -36,6 +37,7 @@ from pdctl.router.fleet import Fleet
 from pdctl.router.front import Runner, error_answer, let_browsers_in
 from pdctl.router.giving import Background, Shared, let_all_go, let_go
 from pdctl.router.handle import Conversation
+from pdctl.router.kept_ttl import read_ttl, write_ttl
 from pdctl.router.keys import ApiKeys, KeyFile
 from pdctl.router.memory import MemoryStore
 from pdctl.router.metrics import RouterMetrics
@@ -86,11 +88,11 @@ class Router:
         api_keys: ApiKeys | None = None,
         key_file: KeyFile | None = None,
     ) -> None:
-        limits = settings.limits
+        limits, file = settings.limits, settings.ttl_file
         self.settings = settings
         self.policy = Policy(
             threshold=settings.threshold,
-            ttl=settings.ttl,
+            ttl=read_ttl(file, settings.ttl) if file else settings.ttl,
             prefill_base=limits.prefill_base,
             prefill_per_1k_tokens=limits.prefill_per_1k_tokens,
             reuse_base=limits.reuse_base,
@@ -114,7 +116,7 @@ class Router:
         gate = Gate(lambda: self._api_keys, lambda request: request.get(_TENANT, ""))
         self.switches = (
             ReuseSwitch(self.shared, self.policy, gate),
-            TtlSwitch(self.shared, self.policy, gate),
+            TtlSwitch(self.shared, self.policy, gate, partial(write_ttl, file) if file else None),
         )
         self._in_flight = 0
         self.shared.metrics.in_flight.set_function(lambda: self._in_flight)

@@ -63,6 +63,7 @@ def test_a_local_pair_whole() -> None:
             "/state/x/plugin/prefill-0",
             "/state/x/control/decode-0",
             "/state/x/plugin/decode-0",
+            "/state/x/control/router-0",
         )
     )
     assert deployment.recipe is not None
