@@ -25,15 +25,9 @@ def read_ttl(file: Path, configured: float) -> float:
     except FileNotFoundError:
         return configured
     except (OSError, WrongSetting) as error:
-        log.error(
-            "%s does not say for how long handles may be offered (%s), so it is %g s only, until "
-            "`pdctl set-ttl` or `pdctl up`",
-            file,
-            error,
-            UNKNOWN_S,
-        )
-        return UNKNOWN_S
-    log.warning("handles are offered for %g s, as was set; configured are %g s", ttl, configured)
+        log.error("the TTL that was set is not known: %s: %s", file, error)
+        ttl = UNKNOWN_S
+    log.warning("handles are offered for %g s from now on, not %g s", ttl, configured)
     return ttl
 
 
