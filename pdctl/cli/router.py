@@ -29,6 +29,10 @@ def router(
     ttl: Annotated[
         str, typer.Option(help="How long a handle is offered; below decode's own TTL.")
     ] = "450s",
+    ttl_file: Annotated[
+        Path | None,
+        typer.Option(help="Keeps the TTL that is set while it runs, for the next start."),
+    ] = None,
     threshold: Annotated[
         int, typer.Option(min=0, help="Fewer reusable tokens than this are recomputed.")
     ] = 64,
@@ -78,7 +82,7 @@ def router(
 ) -> None:
     """Run the multi-turn router until SIGTERM."""
     from pdctl.base.durations import parse_duration
-    from pdctl.router import logs, server
+    from pdctl.router import logs, serve
     from pdctl.router.keys import KeyFile
     from pdctl.router.settings import RouterSettings
 
@@ -97,6 +101,7 @@ def router(
         host=host,
         port=port,
         ttl=seconds,
+        ttl_file=ttl_file,
         threshold=threshold,
         reuse_share=reuse_share,
         store=_store(store),
@@ -112,7 +117,7 @@ def router(
     # The first line, as `up` reads it: a line break cannot stand in a header.
     engine_key = _read(engine_key_file).splitlines()[0].strip() if engine_key_file else None
     key_file = KeyFile(api_keys) if api_keys else None
-    server.serve(settings, key=engine_key, key_file=key_file)
+    serve.serve(settings, key=engine_key, key_file=key_file)
 
 
 def _check_access(host: str, api_keys: Path | None, *, allowed: bool, salted: bool) -> None:

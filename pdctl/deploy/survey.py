@@ -42,13 +42,18 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Survey:
-    """The world as it is, and what follows from it. Nothing was changed."""
+    """The world as it is, and what follows from it. Nothing was changed.
+
+    Attributes:
+        tells: the routers take it from us which engines get nothing new.
+    """
 
     state: DeploymentState | None
     facts: Facts
     chosen: Chosen
     deployment: Deployment
     plan: Plan
+    tells: bool = False
 
 
 def survey(
@@ -73,6 +78,9 @@ def survey(
         deployment = wanted.rendered(chosen)
         in_the_way = tuple(held for held in seen.held_ports if held not in lost)
         seen = replace(seen, held_ports=in_the_way)
+    router = wanted.config.router
+    admits = router.api_keys_file is None or wanted.keys.admin is not None
+    tells = router.kind == "pdctl" and admits
     plan = build(
         wanted.config,
         deployment,
@@ -80,9 +88,9 @@ def survey(
         state,
         verify=wanted.verify,
         restart=restart,
-        may_drain=wanted.config.router.api_keys_file is None or wanted.keys.admin is not None,
+        may_drain=tells,
     )
-    return Survey(state, seen, chosen, deployment, plan)
+    return Survey(state, seen, chosen, deployment, plan, tells)
 
 
 def _lost_ports(chosen: Chosen, seen: Facts) -> list[HeldPort]:

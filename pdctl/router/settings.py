@@ -17,6 +17,7 @@ class RouterSettings:
         engines_file: keeps what was said of single engines while the router ran, such as that one
             is drained; None forgets it when the router ends.
         ttl: seconds for which a handle is offered; must be below decode's own TTL (FACTS T1).
+        ttl_file: keeps the TTL that was set while it ran, for the next start.
         threshold: fewer reusable tokens than this are recomputed.
         reuse_share: share of conversations for which reuse is on, 0 to 1.
         store: `memory`, or the URL of a store that routers share; may hold a password.
@@ -35,6 +36,7 @@ class RouterSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     ttl: float = 450.0
+    ttl_file: Path | None = None
     threshold: int = 64
     reuse_share: float = 1.0
     store: str = field(default="memory", repr=False)
