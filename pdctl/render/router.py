@@ -78,6 +78,7 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
         ("--host", spot.address),
         ("--port", spot.port),
         ("--ttl", _number(choices.router_ttl(config))),
+        ("--renew-idle", _number(router.renew_idle) if router.renew_idle else None),
         ("--threshold", config.kv.recompute_threshold),
         *(("--limit", limit) for limit in _limits(router.limits)),
         ("--reuse-share", None if router.reuse_share == 1.0 else _number(router.reuse_share)),

@@ -37,6 +37,7 @@ from pdctl.router.front import Runner, error_answer, let_browsers_in
 from pdctl.router.giving import Background, Shared, let_all_go, let_go
 from pdctl.router.handle import Conversation
 from pdctl.router.keys import ApiKeys, KeyFile
+from pdctl.router.leases import Leases
 from pdctl.router.memory import MemoryStore
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.requestlog import RequestLog
@@ -106,6 +107,7 @@ class Router:
             limits=limits,
             background=Background(),
             auditor=Auditor(engines, fleet, metrics, floor=settings.audit_floor),
+            leases=Leases(settings.renew_idle),
         )
         self.watcher = Watcher(self.shared, self.policy)
         self.draining = False
