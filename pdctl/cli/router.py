@@ -25,6 +25,10 @@ def router(
         str,
         typer.Option(help="How long after a turn decode is asked to keep it for an active client."),
     ] = "0",
+    ttl_file: Annotated[
+        Path | None,
+        typer.Option(help="Keeps the TTL that is set while it runs, for the next start."),
+    ] = None,
     threshold: Annotated[
         int, typer.Option(min=0, help="Fewer reusable tokens than this are recomputed.")
     ] = 64,
@@ -73,7 +77,7 @@ def router(
     ] = None,
 ) -> None:
     """Run the multi-turn router until SIGTERM."""
-    from pdctl.router import logs, server
+    from pdctl.router import logs, serve
     from pdctl.router.keys import KeyFile
     from pdctl.router.settings import RouterSettings
 
@@ -88,6 +92,7 @@ def router(
         port=port,
         ttl=seconds,
         renew_idle=idle,
+        ttl_file=ttl_file,
         threshold=threshold,
         reuse_share=reuse_share,
         store=_store(store),
@@ -103,7 +108,7 @@ def router(
     # The first line, as `up` reads it: a line break cannot stand in a header.
     engine_key = _read(engine_key_file).splitlines()[0].strip() if engine_key_file else None
     key_file = KeyFile(api_keys) if api_keys else None
-    server.serve(settings, key=engine_key, key_file=key_file)
+    serve.serve(settings, key=engine_key, key_file=key_file)
 
 
 def _duration(option: str, text: str) -> float:

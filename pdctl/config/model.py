@@ -380,6 +380,9 @@ class SshTarget(Section):
     """Directory on the hosts for everything that pdctl puts there."""
     model_dir: Text | None = None
     """Directory on the hosts for downloaded models; default is inside `base_dir`."""
+    supervision: Literal["auto", "systemd", "process"] = "auto"
+    """What starts a process again that died: a systemd unit, or a process of pdctl's beside it.
+    `auto`: systemd where it runs and root can be had, else the process."""
     start_timeout: PositiveSeconds = 1800.0
     """How long an engine may take to become healthy, loading the model included."""
     stop_timeout: PositiveSeconds = 60.0

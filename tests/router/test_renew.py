@@ -13,7 +13,8 @@ from pdctl.config.model import RouterLimits
 from pdctl.router import renew
 from pdctl.router.redis_store import RedisStore
 from pdctl.router.renew import Renewer
-from pdctl.router.server import Router, serving
+from pdctl.router.serve import serving
+from pdctl.router.server import Router
 from pdctl.router.settings import RouterSettings
 from pdctl.router.store import Found
 from tests.router.fake import AHEAD, TTL, FakeEngine, error
