@@ -553,6 +553,8 @@ class Router(Section):
     """Port to listen on; 0 lets pdctl choose. Replicas on one machine take the next ones."""
     ttl: PositiveSeconds | None = None
     """How long a handle is offered to prefill; default is safe for `kv.decoder_ttl`."""
+    renew_idle: Seconds = 0.0
+    """How long after a turn decode is asked to keep it, while its client is expected; 0: never."""
     replicas: Count = 1
     """Routers that serve the same engines; elsewhere than on this machine each needs a host."""
     store: Store = "memory"

@@ -94,6 +94,7 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls, cells: Mapping[st
         ("--host", spot.address),
         ("--port", spot.port),
         ("--ttl", _number(choices.router_ttl(config))),
+        ("--renew-idle", _number(router.renew_idle) if router.renew_idle else None),
         (TTL_FILE, ttl_file(place, spot)),
         *(("--cell", f"{cell}={url}") for url, cell in cells.items()),
         (ENGINES_FILE, ttl_file(place, spot).with_name("engines.json")),

@@ -117,12 +117,11 @@ class EngineSwitch:
         for engine in fleet.engines():
             if before[engine.url] == (engine.drained, engine.generation):
                 continue
-            log.warning(
-                "%s %s %s",
-                engine.role,
-                engine.url,
-                f"is drained: {one_line(engine.drained)}" if engine.drained else "serves",
-            )
+            if engine.drained:
+                why = one_line(engine.drained)
+                log.warning("%s %s gets nothing new: %s", engine.role, engine.url, why)
+            else:
+                log.warning("%s %s serves", engine.role, engine.url)
             if engine.role == "decode" and engine.drained:
                 count += await self._give_back(engine.url)
         return count

@@ -31,6 +31,7 @@ from pdctl.router.giving import Background, Shared, let_all_go, let_go
 from pdctl.router.handle import Conversation
 from pdctl.router.kept_ttl import read_ttl, write_ttl
 from pdctl.router.keys import ApiKeys, KeyFile
+from pdctl.router.leases import Leases
 from pdctl.router.memory import MemoryStore
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.passing import PASSED, body_of, engine_headers, header_text, pass_on
@@ -81,6 +82,7 @@ class Router:
             limits=limits,
             background=Background(),
             auditor=Auditor(engines, fleet, metrics, floor=settings.audit_floor),
+            leases=Leases(settings.renew_idle),
         )
         self.watcher = Watcher(self.shared, self.policy)
         self.draining = False
