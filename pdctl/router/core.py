@@ -12,10 +12,11 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from pdctl.base.transfer import FIRST_TURN, for_pull, is_handle
-from pdctl.router import audit, legs, match
+from pdctl.router import audit, legs, match, prefixes
 from pdctl.router.actions import (
     Action,
     Alarm,
@@ -62,8 +63,6 @@ class TurnRequest:
     Attributes:
         body: the client's JSON object, as it came.
         conversation: what it says about the conversation it belongs to.
-        keys: digests of ever longer beginnings of the request, with their sizes in tokens,
-            by which prefill servers that computed them lately are known.
         audited: should it reuse, what prefill says of the first token is compared with cold runs.
     """
 
@@ -72,8 +71,15 @@ class TurnRequest:
     tenant: str
     conversation: Conversation
     request_id: str
-    keys: Sequence[Key] = ()
     audited: bool = False
+
+    @cached_property
+    def keys(self) -> Sequence[Key]:
+        """Names of ever longer beginnings of the prompt, with their sizes in estimated tokens.
+
+        By them, prefill servers that computed them lately are known.
+        """
+        return prefixes.keys(self.endpoint, self.body)
 
 
 @dataclass
@@ -166,8 +172,6 @@ class _Turn:
             salt=str(self.body.get("cache_salt") or ""),
         )
         self.shape = shape(request.endpoint, self.body)
-        self.size = request.keys[-1][1] if request.keys else _rough_length(self.body)
-        self.known = fleet.prefixes.known(request.keys)
         self.retain = self._may_retain()
         self.ttl = policy.ttl
         self.claimed: Handle | None = None
@@ -182,6 +186,17 @@ class _Turn:
     def packed(self) -> bytes | None:
         """The prompt's ids as handles keep them."""
         return self.prompt_ids.packed if self.prompt_ids is not None else None
+
+    @cached_property
+    def size(self) -> int:
+        """Tokens of the prompt, estimated until it is rendered."""
+        keys = self.request.keys
+        return keys[-1][1] if keys else _rough_length(self.body)
+
+    @cached_property
+    def known(self) -> dict[str, int]:
+        """By prefill server: tokens of the prompt's beginning that it may have computed lately."""
+        return self.fleet.prefixes.known(self.request.keys, self.size)
 
     def run(self) -> Turn:
         kv = yield from self._first_leg()
@@ -225,7 +240,7 @@ class _Turn:
 
     def _renders(self) -> bool:
         """Whether prefill tells a prompt's ids from the request as it is, and not from a part."""
-        servers = [engine for engine in self.fleet.prefill.values() if engine.healthy]
+        servers = [engine for engine in self.fleet.prefill.values() if engine.serves]
         return bool(servers) and all(engine.renders for engine in servers)
 
     # Stage 2: the handle, if there is one that fits, and the servers.
@@ -251,7 +266,7 @@ class _Turn:
 
     def _candidates(self) -> Generator[Action, Any, list[Found]]:
         """What might be reused, best first."""
-        if not self.retain or not any(each.healthy for each in self.fleet.prefill.values()):
+        if not self.retain or not any(each.serves for each in self.fleet.prefill.values()):
             return []
         if not (yield Know(self.scope, self.request.conversation)):
             return []
@@ -272,14 +287,18 @@ class _Turn:
         given = self.body.get("prompt")
         if isinstance(given, list):
             return Ids(given)  # `excluded` let nothing but one list of ids through
-        prefill = self.fleet.choose_prefill(tokens=self.size, known=self.known)
+        prefill = self.fleet.only_prefill() or self._cold_choice([])
         if prefill is None:
             return None
         path, body = render_request(
             self.request.endpoint, self.body, renders=self.fleet.prefill[prefill].renders
         )
-        ids: Ids | None = yield Render(prefill, path, body)
+        ids: Ids | None = yield Render(prefill, path, body, meanwhile=self._hints)
         return ids
+
+    def _hints(self) -> object:
+        """What is of use later, and takes as long as the prompt is."""
+        return self.request.keys, self.request.conversation.anchor
 
     def _claim(self, found: list[Found]) -> Generator[Action, Any, str]:
         """Claim the best handle that may be used. Returns the prefill server to use it on."""
@@ -517,14 +536,22 @@ class _Turn:
     def _another(self, decode: str) -> bool:
         return self.fleet.choose_decode(avoid=[decode]) is not None
 
+    def _fits(self, decode: str, kv: dict[str, Any] | None) -> bool:
+        """Whether a decode server that was chosen early is still one that can do it."""
+        if not self.fleet.decode[decode].serves:
+            return False
+        return kv is None or self.fleet.together(self.report.prefill, decode)
+
     def _decode_leg(
         self, kv: dict[str, Any] | None, avoid: list[str] | None = None
     ) -> Generator[Action, Any, Opened | Failure]:
         decode = self.decode
-        if decode is None or avoid or not self.fleet.decode[decode].healthy:
+        if decode is None or avoid or not self._fits(decode, kv):
             decode = self.fleet.choose_decode(
                 tokens=self.size, prefill=self.report.prefill or None, avoid=avoid or []
             )
+        if decode is None:  # nobody can take what prefill made; who can, computes it again
+            kv, decode = None, self.fleet.choose_decode(tokens=self.size, avoid=avoid or [])
         if decode is None:
             return Failure(503, "unreachable")
         self.report.decode = self.decode = decode
@@ -562,13 +589,16 @@ class _Turn:
             yield self._release(harvest.kv, refused)
             return
         yield from self._supersede(handle)
-        yield from self._keep(handle)
+        yield from self._keep(handle, fresh=True, calls_tool=harvest.calls_tool)
 
     def _handle(self, harvest: Harvest, blocked: float) -> tuple[Handle | None, str]:
         assert harvest.kv is not None
-        block_size = self.fleet.decode[self.report.decode].block_size
+        decode = self.fleet.decode[self.report.decode]
+        block_size = decode.block_size
         if not self.retain:
             return None, "not_reusable"
+        if decode.drained:
+            return None, "drained"
         if not self.policy.reuses(self.request.tenant, self.request.conversation):
             return None, "reuse_off"  # switched off meanwhile
         generated = match.packed(harvest.generated)
@@ -602,8 +632,10 @@ class _Turn:
             "",
         )
 
-    def _keep(self, handle: Handle) -> Generator[Action, Any, None]:
-        evicted: list[Handle] = yield Keep(handle)
+    def _keep(
+        self, handle: Handle, *, fresh: bool = False, calls_tool: bool = False
+    ) -> Generator[Action, Any, None]:
+        evicted: list[Handle] = yield Keep(handle, fresh, calls_tool)
         for gone in evicted:
             yield release_of(self.fleet, gone, "evicted")
 
@@ -621,13 +653,16 @@ class _Turn:
                     yield release_of(self.fleet, taken, "superseded")
 
     def _release(self, params: Mapping[str, Any], reason: str) -> Release:
-        prefill = self.report.prefill or self.fleet.choose_prefill() or ""
-        return Release(prefill, self.report.decode, self.scope.model, params, reason)
+        decode = self.report.decode
+        # Decode may have computed all of it itself, after prefill of another cell.
+        made = self.report.prefill if self.fleet.together(self.report.prefill, decode) else ""
+        prefill = made or self.fleet.choose_prefill(decode=decode) or ""
+        return Release(prefill, decode, self.scope.model, params, reason)
 
 
 def release_of(fleet: Fleet, handle: Handle, reason: str) -> Release:
     """The release of a handle that was taken out of the store."""
-    prefill = fleet.choose_prefill() or ""
+    prefill = fleet.choose_prefill(decode=handle.decode) or ""
     return Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
 
 
