@@ -199,7 +199,7 @@ def test_a_trace_is_replayed(serve: Serve, tmp_path: Path) -> None:
     turns = [t for t in lines(out / files.TURNS) if t["cell"].startswith("on")]
     at = {t["prompt_tokens"]: t["sent_at"] for t in turns}
     assert set(at) == {100, 90, 150}
-    assert 0.2 <= at[150] - at[100] < 0.5
+    assert at[150] - at[100] > 0.1  # 0.2 as due, less what the first was late
     assert {t["outcome"] for t in turns if t["prompt_tokens"] == 150} == {"HIT"}
     assert json.loads((out / files.SUMMARY).read_text())["lines"][0]["length"] is None
 
