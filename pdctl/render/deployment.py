@@ -88,7 +88,7 @@ def _engine(
         config,
         _engine_role(spot),
         python=python,
-        model=str(tiny_model_dir(place.cache)) if choices.is_tiny(config) else config.model.id,
+        model=_model(config, place),
         address=spot.address,
         port=spot.port,
         side_channel_port=spot.side_channel_port or 0,
@@ -98,6 +98,13 @@ def _engine(
         secrets=EngineSecrets(secrets.engine_key, secrets.hf_token),
     )
     return _spec(spot, place, command)
+
+
+def _model(config: Config, place: Place) -> str:
+    if choices.is_tiny(config):
+        return str(tiny_model_dir(place.cache))
+    downloaded = choices.source_path(config, place.hub) if place.hub else None
+    return config.model.id if downloaded is None else str(downloaded)
 
 
 def _engine_role(spot: Spot) -> EngineRole:
@@ -131,6 +138,7 @@ def _paths(config: Config, place: Place, spot: Spot) -> EnginePaths:
         status=place.state / "plugin" / spot.name,
         plugin=place.cache / "plugins" / bundle_name(bundle_files()) if on else None,
         hub=place.hub,
+        compiled=place.compiled,
     )
 
 
