@@ -8,7 +8,7 @@ from pdctl.deploy.prepare.disks import nvme_task
 from pdctl.deploy.prepare.efa import efa_task
 from pdctl.deploy.prepare.memory import huge_pages_task, limits_task
 from pdctl.deploy.prepare.model import model_task
-from pdctl.deploy.prepare.packages import HWLOC, MDADM, NUMACTL, VENV, Need, packages_task
+from pdctl.deploy.prepare.packages import HWLOC, MDADM, NUMACTL, Need, packages_task, venv_for
 from pdctl.deploy.prepare.router import pdctl_task
 from pdctl.deploy.prepare.task import Task
 from pdctl.engine import choices
@@ -29,7 +29,13 @@ def _tasks(
 ) -> Iterator[Task]:
     engines, routers = _hosts(deployment, router=False), _hosts(deployment, router=True)
     sudo = target.access.sudo
-    needs = {name: _needs(config, name in engines, name in routers) for name in engines + routers}
+    needs = {
+        name: (
+            *(_of_engines(config, target, deployment) if name in engines else ()),
+            *(_of_routers(config, place) if name in routers else ()),
+        )
+        for name in engines + routers
+    }
     if needs := {name: each for name, each in needs.items() if each}:
         yield packages_task(needs, sudo=sudo)
     if target.efa_installer is not None:
@@ -51,15 +57,16 @@ def _hosts(deployment: Deployment, *, router: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _needs(config: Config, is_engine: bool, is_router: bool) -> tuple[Need, ...]:
-    target = config.target
-    assert isinstance(target, SshTarget)
-    installs = is_engine and config.engine.install != "existing"
-    found = []
-    if installs or (is_router and config.router.kind == "pdctl"):
-        found.append(VENV)
-    if is_engine and "LIBFABRIC" in choices.backends(config):
-        found += [HWLOC, NUMACTL]
-    if is_engine and target.nvme is not None:
-        found.append(MDADM)
-    return tuple(found)
+def _of_engines(config: Config, target: SshTarget, deployment: Deployment) -> Iterator[Need]:
+    if deployment.recipe is not None:
+        yield venv_for(str(deployment.recipe.layout.python))
+    if "LIBFABRIC" in choices.backends(config):
+        yield HWLOC
+        yield NUMACTL
+    if target.nvme is not None:
+        yield MDADM
+
+
+def _of_routers(config: Config, place: Place) -> Iterator[Need]:
+    if config.router.kind == "pdctl":
+        yield venv_for(place.pdctl_python)

@@ -29,11 +29,15 @@ class Need:
     packages: Mapping[str, str]
 
 
-VENV = Need(
-    "python3-venv",
-    'python3 -I -c "import ensurepip, venv"',
-    {"apt-get": "python3-venv", "dnf": "python3-pip"},
-)
+def venv_for(python: str) -> Need:
+    """What it takes to make an environment, until it is made."""
+    return Need(
+        "python3-venv",
+        f'test -x {shlex.quote(python)} || python3 -I -c "import ensurepip, venv"',
+        {"apt-get": "python3-venv", "dnf": "python3-pip"},
+    )
+
+
 HWLOC = Need(
     "libhwloc",
     "ldconfig -p | grep -q 'libhwloc[.]so[.]15'",
@@ -74,7 +78,8 @@ def _missing(host: Host, needs: Sequence[Need]) -> list[Need]:
         for number, need in enumerate(needs)
     )
     said = host.run(command("sh", "-c", script), timeout=_LIMIT_S).stdout.split()
-    return [needs[int(number)] for number in said]
+    found = {needs[int(number)].name: needs[int(number)] for number in said}
+    return list(found.values())
 
 
 def _manager(host: Host) -> str:
