@@ -350,6 +350,10 @@ class SshHost(Section):
     """Port of NIXL's handshake; default is the target's."""
     gpus: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
     """GPU indices of this engine, when several share a host; default is all of them."""
+    cell: Annotated[str, _text(r"^[A-Za-z0-9._-]+$", "letters, digits, dots and dashes")] | None = (
+        None
+    )
+    """Engines of one cell work together and with no other; an upgrade replaces a cell at a time."""
 
 
 class SshHosts(Section):
@@ -562,6 +566,8 @@ class Router(Section):
     """Port to listen on; 0 lets pdctl choose. Replicas on one machine take the next ones."""
     ttl: PositiveSeconds | None = None
     """How long a handle is offered to prefill; default is safe for `kv.decoder_ttl`."""
+    renew_idle: Seconds = 0.0
+    """How long after a turn decode is asked to keep it, while its client is expected; 0: never."""
     replicas: Count = 1
     """Routers that serve the same engines; elsewhere than on this machine each needs a host."""
     store: Store = "memory"
