@@ -4,7 +4,15 @@ import hashlib
 from pathlib import PurePosixPath
 from typing import Literal
 
-from pdctl.config.model import TINY_MODEL, Config, Ec2Target, LocalTarget, Role, SshTarget
+from pdctl.config.model import (
+    SMALL_MODEL,
+    TINY_MODEL,
+    Config,
+    Ec2Target,
+    LocalTarget,
+    Role,
+    SshTarget,
+)
 from pdctl.engine import example, versions
 from pdctl.engine.ttl import safe_router_ttl
 from pdctl.engine.versions import Backend, Traits
@@ -82,9 +90,9 @@ def router_ttl(config: Config) -> float:
     return safe_router_ttl(config.kv.decoder_ttl)
 
 
-def is_tiny(config: Config) -> bool:
-    """Whether the model is the one pdctl makes."""
-    return config.model.id == TINY_MODEL
+def is_built_in(config: Config) -> bool:
+    """Whether the model is one that pdctl makes."""
+    return config.model.id in (TINY_MODEL, SMALL_MODEL)
 
 
 def is_path(model_id: str) -> bool:
@@ -94,7 +102,8 @@ def is_path(model_id: str) -> bool:
 
 def is_offline(config: Config) -> bool:
     """Whether the model needs nothing from the hub."""
-    return is_tiny(config) or is_path(config.model.id) or model_source(config) is not None
+    built_in = is_built_in(config)
+    return built_in or is_path(config.model.id) or model_source(config) is not None
 
 
 def model_source(config: Config) -> str | None:
