@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pdctl.base.errors import BadAnswerError, NotFoundError, UsageError
+from pdctl.base.errors import BadAnswerError, NotFoundError, PdctlError, UsageError
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
@@ -282,6 +282,9 @@ def _measure(
             _group(changed, settings, folder, deadline)
     except KeyboardInterrupt:
         ui.say(f"prefill may run with another setting: `pdctl up -f {file}` puts it back", "warn")
+        raise
+    except PdctlError:
+        bring_up(config, file, listen)
         raise
     bring_up(config, file, listen)
 
