@@ -14,12 +14,12 @@ import aiohttp
 from pdctl.base.errors import BadAnswerError, UnreachableError
 from pdctl.base.events import Listener, Note, StepDone, StepProgress
 from pdctl.base.facts import PairFacts
-from pdctl.bench.counters import Counted, Look, grown, look
 from pdctl.bench.files import Folder
 from pdctl.bench.play import Asking, Play
 from pdctl.bench.rows import CellRow, Leg, Phase, Reuse, TurnRow, cell_key
 from pdctl.bench.settle import Switch, settle
 from pdctl.bench.workload import Script, Shape, capped, scripts, traced
+from pdctl.observe.counters import Counted, Look, grown, look
 from pdctl.observe.endpoints import Endpoints
 from pdctl.observe.facts import gather
 from pdctl.observe.http import ask_json

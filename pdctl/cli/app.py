@@ -27,6 +27,7 @@ from pdctl.cli.set_ttl import set_ttl
 from pdctl.cli.size import size
 from pdctl.cli.status import status
 from pdctl.cli.tail_logs import tail_logs
+from pdctl.cli.top import top
 from pdctl.cli.undrain import undrain
 from pdctl.cli.up import up
 from pdctl.cli.verify import verify
@@ -44,6 +45,7 @@ app.command()(render)
 app.command()(plan)
 app.command()(up)
 app.command()(status)
+app.command()(top)
 app.command()(down)
 app.command()(restart)
 app.command()(drain)
