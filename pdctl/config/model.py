@@ -386,7 +386,20 @@ class SshTarget(Section):
     base_dir: Text = "/opt/pdctl"
     """Directory on the hosts for everything that pdctl puts there."""
     model_dir: Text | None = None
-    """Directory on the hosts for downloaded models; default is inside `base_dir`."""
+    """Directory on the hosts for downloaded models; default is on `nvme`, else in `base_dir`."""
+    model_source: (
+        Annotated[str, _text(r"^s3://[a-z0-9.-]+(/[^\s]+)?$", "an S3 prefix: `s3://bucket/model`")]
+        | None
+    ) = None
+    """Where the hosts get the model's files from; default is the hub."""
+    nvme: Annotated[str, _text(r"^/[^\s]+$", "an absolute path")] | None = None
+    """Where to mount the instance's own NVMe disks, several as one; default touches no disk."""
+    efa_installer: Version | None = None
+    """Version of AWS's EFA installer that the engine hosts must have; default is what they have."""
+    efa_installer_sha256: (
+        Annotated[str, _text(r"^[0-9a-f]{64}$", "64 hexadecimal digits")] | None
+    ) = None
+    """SHA-256 of its tarball; without it AWS's signature is checked."""
     supervision: Literal["auto", "systemd", "process"] = "auto"
     """What starts a process again that died: a systemd unit, or a process of pdctl's beside it.
     `auto`: systemd where it runs and root can be had, else the process."""

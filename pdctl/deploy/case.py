@@ -208,6 +208,8 @@ def _model(config: Config, place: Place, hosts: Mapping[str, Host]) -> Model:
     if choices.is_built_in(config):
         return Model(str(built_in_dir(place.cache, config.model.id)))
     hub = str(place.hub) if place.hub else None
+    if place.hub and (downloaded := choices.source_path(config, place.hub)):
+        return Model(str(downloaded))
     if isinstance(config.target, LocalTarget) and THIS_MACHINE in hosts:
         hub = hosts[THIS_MACHINE].inherited_env().get("HF_HOME")
     return Model(config.model.id, config.model.revision, hub)

@@ -90,7 +90,8 @@ def render(
 def _model(config: Config, place: Place) -> str:
     if choices.is_built_in(config):
         return str(built_in_dir(place.cache, config.model.id))
-    return config.model.id
+    downloaded = choices.source_path(config, place.hub) if place.hub else None
+    return config.model.id if downloaded is None else str(downloaded)
 
 
 def _engine(
@@ -144,6 +145,7 @@ def _paths(config: Config, place: Place, spot: Spot) -> EnginePaths:
         status=place.state / "plugin" / spot.name,
         plugin=place.cache / "plugins" / bundle_name(bundle_files()) if on else None,
         hub=place.hub,
+        compiled=place.compiled,
     )
 
 
