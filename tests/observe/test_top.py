@@ -12,9 +12,7 @@ from pdctl.observe.top import Glance, buckets, quantiles, view
 INF = math.inf
 
 
-def look(
-    at: float, *, turns: dict[str, float], moved: int, ttft: Any = None, **more: Any
-) -> Glance:
+def look(at: float, *, turns: dict[str, float], moved: int) -> Glance:
     """A pair whose counters stand at these values."""
     metrics = EngineMetrics(
         kv_usage=0.25,
