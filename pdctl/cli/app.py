@@ -9,6 +9,7 @@ from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
 from pdctl.cli.analyze import analyze
+from pdctl.cli.audit import audit
 from pdctl.cli.bench import bench
 from pdctl.cli.doctor import doctor
 from pdctl.cli.down import down
@@ -45,6 +46,7 @@ app.command()(plan)
 app.command()(up)
 app.command()(status)
 app.command()(down)
+app.command()(audit)
 app.command()(restart)
 app.command()(drain)
 app.command()(undrain)
