@@ -159,7 +159,7 @@ class Bench:
         self._folder.about.setdefault("groups", []).append(_seen(facts))
         self._note(words)
         settled = await self._settle(switch)
-        self._listen(StepDone("settle", "the engines hold nothing", settled, ""))
+        self._listen(StepDone("settle", "decode holds nothing", settled, ""))
         todo = [
             cell
             for cell in cells_of(self._settings, lengths, caching)

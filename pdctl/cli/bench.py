@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pdctl.bench.summary import Line, Summary
     from pdctl.config.model import Config
 
+_CPU_CONVERSATIONS = 4
+"""Of hundreds of tokens a turn, which take a CPU seconds each."""
 Caching = Literal["as-is", "on", "off", "both"]
 
 
@@ -33,7 +35,9 @@ def bench(
     lengths: Annotated[
         str, typer.Option(help="Tokens that conversations begin with.")
     ] = "2k,4k,8k,12k,16k,20k,24k",
-    conversations: Annotated[int, typer.Option(min=1, help="In each cell.")] = 10,
+    conversations: Annotated[
+        int | None, typer.Option(min=1, help="In each cell.  [default: 10; 4 on CPUs]")
+    ] = None,
     turns: Annotated[int, typer.Option(min=2, help="Of each conversation.")] = 10,
     question: Annotated[int, typer.Option(min=1, help="Tokens that each turn adds.")] = 150,
     answer: Annotated[int, typer.Option(min=2, help="Tokens that each turn generates.")] = 300,
@@ -90,9 +94,10 @@ def bench(
     if trace is not None and (chat or rate is not None):
         raise UsageError("`--trace` goes with neither `--chat` nor `--rate`")
     began = _monotonic()
+    slow = choices.on_cpu(config)
     settings = Settings(
         shape=Shape(
-            conversations=conversations,
+            conversations=conversations or (_CPU_CONVERSATIONS if slow else 10),
             turns=turns,
             lengths=_lengths(lengths),
             question=question,
@@ -103,7 +108,7 @@ def bench(
             chat=chat,
         ),
         legs=_legs(legs),
-        repeats=repeats or (1 if choices.on_cpu(config) else 3),
+        repeats=repeats or (1 if slow else 3),
         warmup=warmup,
         seed=seed or _new_seed(),
         trace=None if trace is None else _trace(trace),

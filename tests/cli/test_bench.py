@@ -123,7 +123,7 @@ def test_engines_that_serve_others_are_told(serve: Serve, tmp_path: Path) -> Non
     _, file = serve(keeps=True)
     result = bench(file, tmp_path / "r", "--lengths", "100", "--settle", "0")
     assert result.exit_code == 75
-    assert "the engines still hold blocks 0 s after the last turn: 50.0%" in result.stderr
+    assert "decode still holds blocks 0 s after the last turn: 50.0%" in result.stderr
 
 
 def test_what_was_cut_short_is_kept_and_can_go_on(serve: Serve, tmp_path: Path) -> None:
