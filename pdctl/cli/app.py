@@ -9,6 +9,7 @@ from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
 from pdctl.cli.analyze import analyze
+from pdctl.cli.audit import audit
 from pdctl.cli.bench import bench
 from pdctl.cli.doctor import doctor
 from pdctl.cli.down import down
@@ -47,6 +48,7 @@ app.command()(up)
 app.command()(status)
 app.command()(top)
 app.command()(down)
+app.command()(audit)
 app.command()(restart)
 app.command()(drain)
 app.command()(undrain)
