@@ -238,7 +238,7 @@ class _Run:
         folders.make(self._world, self._deployment)
         made = [str(each.path) for each in self._deployment.directories]
         self._save(replace(self._state, directories=merged(self._state.directories, made)))
-        self._audit(f"make {len(made)} folders")
+        self._audit(f"make {len(made)} folders", *self._world.hosts)
         return ""
 
     def _prepare(self, step: Step, action: Prepare) -> str:
@@ -250,8 +250,7 @@ class _Run:
             self._world.listen(StepProgress(step.id, text))
 
         apply_on(task, hosts, tell)
-        for host in hosts:
-            self._audit(f"{task.what} on {host.name}")
+        self._audit(task.what, *action.hosts)
         return ""
 
     def _install(self, step: Step, action: Install) -> str:
@@ -262,14 +261,14 @@ class _Run:
         check = recipe.check if recipe and of_recipe else None
         hosts = self._engine_hosts()
         did = install.apply(self._world, hosts, step.id, action, root=root, log=log, check=check)
-        self._audit(f"install {action.step.what} in {root}")
+        self._audit(f"{action.step.what} in {root}", *(host.name for host in hosts))
         return did
 
     def _write_files(self, action: WriteFiles) -> str:
         files = [file for file in self._deployment.files if str(file.path) in action.paths]
         for file in files:
             self._world.hosts[file.host].write_file(file.path, file.content, mode=file.mode)
-        self._audit(f"write {len(files)} files")
+        self._audit(f"write {len(files)} files", *(file.host for file in files))
         return ""
 
     def _choose_ports(self, action: ChoosePorts) -> str:
@@ -331,27 +330,30 @@ class _Run:
         self._save(state)
         routers = self._routers()
         routers.tell(state)
-        self._audit(f"drain {', '.join(action.names)}")
+        self._audit(f"drain {', '.join(action.names)}", *routers.hosts)
         return routers.wait_idle(step.id, state, action.names)
 
     def _part(self, action: Part) -> str:
         self._save(self._state.with_generation(action.names, action.generation))
-        self._routers().tell(self._state)
-        self._audit(f"let {', '.join(action.names)} work with each other only")
+        routers = self._routers()
+        routers.tell(self._state)
+        self._audit(f"let {', '.join(action.names)} work with each other only", *routers.hosts)
         return ""
 
     def _admit(self, action: Admit) -> str:
         """But for those that somebody drained by hand."""
         mine = [name for name in action.names if self._state.drained.get(name) == BY_UP]
         self._save(self._state.with_drained(mine, ""))
-        self._routers().tell(self._state)
-        self._audit(f"admit {', '.join(mine)}")
+        routers = self._routers()
+        routers.tell(self._state)
+        self._audit(f"admit {', '.join(mine)}", *routers.hosts)
         return ""
 
     def _end_generations(self) -> str:
         self._save(replace(self._state, generations={}))
-        self._routers().tell(self._state)
-        self._audit("all engines work together again")
+        routers = self._routers()
+        routers.tell(self._state)
+        self._audit("let all engines work together again", *routers.hosts)
         return ""
 
     # --- processes ----------------------------------------------------------------------
@@ -384,7 +386,8 @@ class _Run:
             )
             started = replace(record, ref=ref, started_at=self._world.now())
             self._save(self._state.with_process(started))
-        self._audit(f"start {spec.name} pid={ref.pid} port={spec.port} log={record.log}")
+        said = f"start {spec.name} pid={ref.pid} port={spec.port} log={record.log}"
+        self._audit(said, spec.host)
         return f"pid {ref.pid}, port {spec.port}"
 
     def _wait_healthy(self, step: Step, action: WaitHealthy) -> str:
@@ -438,8 +441,8 @@ class _Run:
         self._state = state
         self._store.save(state)
 
-    def _audit(self, change: str) -> None:
-        audit.note(self._wanted.config.name, change)
+    def _audit(self, change: str, *hosts: str) -> None:
+        audit.note_on(self._world, hosts, self._wanted.config.name, change)
 
     def _host(self, spec: ProcessSpec) -> Host:
         return self._world.hosts[spec.host]
