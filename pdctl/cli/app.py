@@ -9,6 +9,7 @@ from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
 from pdctl.cli.analyze import analyze
+from pdctl.cli.audit import audit
 from pdctl.cli.bench import bench
 from pdctl.cli.doctor import doctor
 from pdctl.cli.down import down
@@ -27,6 +28,7 @@ from pdctl.cli.set_ttl import set_ttl
 from pdctl.cli.size import size
 from pdctl.cli.status import status
 from pdctl.cli.tail_logs import tail_logs
+from pdctl.cli.top import top
 from pdctl.cli.undrain import undrain
 from pdctl.cli.up import up
 from pdctl.cli.verify import verify
@@ -44,7 +46,9 @@ app.command()(render)
 app.command()(plan)
 app.command()(up)
 app.command()(status)
+app.command()(top)
 app.command()(down)
+app.command()(audit)
 app.command()(restart)
 app.command()(drain)
 app.command()(undrain)
