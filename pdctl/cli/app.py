@@ -14,6 +14,7 @@ from pdctl.cli.down import down
 from pdctl.cli.explain import explain
 from pdctl.cli.init import init
 from pdctl.cli.logs import logs
+from pdctl.cli.orphans import orphans
 from pdctl.cli.plan import plan
 from pdctl.cli.render import render
 from pdctl.cli.reuse import reuse
@@ -40,6 +41,7 @@ app.command()(plan)
 app.command()(up)
 app.command()(status)
 app.command()(down)
+app.command()(orphans)
 app.command()(logs)
 app.command("tail-logs")(tail_logs)
 app.command()(doctor)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pdctl.base.errors import PermissionDeniedError, UnreachableError
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
@@ -32,18 +33,65 @@ def down(
         ),
     ] = False,
     verbose: options.Verbose = False,
+    region: Annotated[
+        str | None,
+        typer.Option("--region", help="EC2, with --name and without a record: where to look."),
+    ] = None,
 ) -> None:
     """End the processes of a deployment and remove its sockets. Logs stay.
 
-    Ends what `up` recorded, and what carries the deployment's mark, nothing else. Run twice, the
-    second time has nothing to remove. At a terminal it asks first.
+    Ends what `up` recorded, and what carries the deployment's mark, nothing else. On EC2 it ends
+    the instances that pdctl made, deletes what it made for them, and proves that nothing is left.
+    Run twice, the second time has nothing to remove. At a terminal it asks first.
     """
+    from pdctl.cli import cloud
+
+    deployment, config = _named(options.checked_name(name)) if name is not None else _in_file(file)
+    place = cloud.place_of(deployment, config, region)
+    if place is None:
+        removed = _end_processes(deployment, config, yes, lock_wait, forget_damaged_state, verbose)
+        if removed is None:
+            _show_nothing(deployment, json=json)
+        elif json:
+            ui.json({"name": deployment, **removed.as_dict()})
+        else:
+            _show(deployment, removed)
+        return
+    removed = None
+    if cloud.may_have_processes(deployment, config):
+        try:
+            removed = _end_processes(
+                deployment, config, yes, lock_wait, forget_damaged_state, verbose
+            )
+        except (UnreachableError, PermissionDeniedError) as error:
+            cloud.require_none_adopted(deployment, error)
+            ui.say(f"{error.message}; the instances are ended with all that runs on them", "warn")
+    released = cloud.end_deployment(
+        deployment, place, yes=yes, lock_wait=lock_wait, verbose=verbose
+    )
+    if json:
+        ended = removed.as_dict() if removed else {"ended": [], "leftovers": [], "removed": []}
+        ui.json({"name": deployment, **ended, **released.as_dict()})
+        return
+    if removed is not None:
+        _show(deployment, removed)
+    cloud.show_released(released)
+
+
+def _end_processes(
+    deployment: str,
+    config: "Config | None",
+    yes: bool,
+    lock_wait: float,
+    forget_damaged_state: bool,
+    verbose: bool,
+) -> "Removed | None":
+    """None when there was nothing to end."""
     from pdctl.deploy import local, reach, teardown
     from pdctl.render.place import place_here, place_of
     from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
-    deployment, config = _named(options.checked_name(name)) if name is not None else _in_file(file)
     store = StateStore(deployment)
     place = place_of(config) if config else place_here(deployment)
     marks = f"{place.state}/"
@@ -53,21 +101,15 @@ def down(
         reach.connect_all(world)
         # os.path's answer is no, not an error, for a name that no folder can have.
         if not os.path.exists(store.directory) and not teardown.find_marked(world, marks):
-            _show_nothing(deployment, json=json)
-            return
+            return None
         with hold(deployment, "pdctl down", wait=lock_wait):
             state = _load(store, forget=forget_damaged_state)
             if state is None and not teardown.find_marked(world, marks):
-                _show_nothing(deployment, json=json)
-                return
+                return None
             _ask(world, deployment, state, yes=yes, marks=marks)
-            removed = teardown.tear_down(world, store, state, place=place)
+            return teardown.tear_down(world, store, state, place=place)
     finally:
         world.close()
-    if json:
-        ui.json({"name": deployment, **removed.as_dict()})
-    else:
-        _show(deployment, removed)
 
 
 def _named(name: str) -> "tuple[str, Config | None]":

@@ -14,7 +14,6 @@ from pdctl.plan.model import (
     ChoosePorts,
     EndLeftovers,
     Install,
-    Instance,
     MakeDirectories,
     Plan,
     ReturnTtl,
@@ -56,7 +55,6 @@ def build(
         unfit=facts.unfit,
         conflicts=tuple(str(held) for held in facts.held_ports if verdicts[held.process].start),
         consent=tuple(_consent(steps, facts, state, deployment)),
-        instances=tuple(_instances(config)),
         hourly_usd=None if isinstance(config.target, Ec2Target) else 0.0,
         notices=deployment.notices,
     )
@@ -290,18 +288,3 @@ def _consent(
     if deployment.recipe and any(isinstance(a, Install) and a.reset for a in actions):
         key = deployment.recipe.layout.key
         yield f"this rebuilds the engine environment `{key}`, which other deployments may use"
-
-
-def _instances(config: Config) -> Iterator[Instance]:
-    target = config.target
-    if not isinstance(target, Ec2Target):
-        return
-    for role, wanted in (
-        ("prefill", target.prefill),
-        ("decode", target.decode),
-        ("router", target.router),
-    ):
-        for _ in range(wanted.count if wanted else 0):
-            kind = (wanted.instance_type if wanted else None) or target.instance_type
-            zone = target.zones[0] if len(target.zones) == 1 else None
-            yield Instance(role, kind, zone)

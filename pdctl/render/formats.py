@@ -112,7 +112,7 @@ def _process(spec: ProcessSpec) -> dict[str, Any]:
 
 
 def _shell(deployment: Deployment, config: Config, spec: ProcessSpec) -> list[Text]:
-    content = _template("shell/process.sh.j2").render(
+    content = template("shell/process.sh.j2").render(
         **_common(deployment, spec),
         argv=spec.command.masked_argv(),
         directories=[str(item.path) for item in _own_directories(deployment, spec)],
@@ -137,7 +137,7 @@ def _systemd(deployment: Deployment, config: Config, spec: ProcessSpec) -> list[
     folder = PurePosixPath("/etc/pdctl")
     common = _common(deployment, spec)
     cwd = spec.command.cwd
-    service = _template("systemd/process.service.j2").render(
+    service = template("systemd/process.service.j2").render(
         **common,
         argv=[_without_engine_id(word) for word in spec.command.masked_argv()],
         env_file=str(folder / f"{unit}.env"),
@@ -146,7 +146,7 @@ def _systemd(deployment: Deployment, config: Config, spec: ProcessSpec) -> list[
         runtime_directory=cwd.removeprefix("/run/") if cwd and cwd.startswith("/run/") else None,
         stop_timeout=_seconds(config),
     )
-    env = _template("systemd/process.env.j2").render(**common)
+    env = template("systemd/process.env.j2").render(**common)
     return [Text(f"{unit}.service", service), Text(f"{unit}.env", env, 0o600)]
 
 
@@ -275,5 +275,6 @@ def _environment() -> Environment:
     return environment
 
 
-def _template(name: str) -> Any:
+def template(name: str) -> Any:
+    """A template by its path in `templates/`."""
     return _environment().get_template(name)
