@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 def router(
     prefill: Annotated[list[str], typer.Option("--prefill", help="URL of a prefill server.")],
     decode: Annotated[list[str], typer.Option("--decode", help="URL of a decode server.")],
+    cell: Annotated[
+        list[str] | None,
+        typer.Option("--cell", help="NAME=URL: engines of different cells never work together."),
+    ] = None,
+    engines_file: Annotated[
+        Path | None,
+        typer.Option(help="Keeps which engines are drained over a restart of the router."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses one.")
@@ -21,6 +29,14 @@ def router(
     ttl: Annotated[
         str, typer.Option(help="How long a handle is offered; below decode's own TTL.")
     ] = "450s",
+    renew_idle: Annotated[
+        str,
+        typer.Option(help="How long after a turn decode is asked to keep it for an active client."),
+    ] = "0",
+    ttl_file: Annotated[
+        Path | None,
+        typer.Option(help="Keeps the TTL that is set while it runs, for the next start."),
+    ] = None,
     threshold: Annotated[
         int, typer.Option(min=0, help="Fewer reusable tokens than this are recomputed.")
     ] = 64,
@@ -69,24 +85,24 @@ def router(
     ] = None,
 ) -> None:
     """Run the multi-turn router until SIGTERM."""
-    from pdctl.base.durations import parse_duration
     from pdctl.router import logs, serve
     from pdctl.router.keys import KeyFile
     from pdctl.router.settings import RouterSettings
 
     logs.to_stderr(deployment)
-    try:
-        seconds = parse_duration(ttl)
-    except ValueError as error:
-        raise UsageError(f"--ttl: {error}") from error
+    seconds, idle = _duration("--ttl", ttl), _duration("--renew-idle", renew_idle)
     _check_access(host, api_keys, allowed=allow_unauthenticated, salted=tenant_salt)
     urls = _urls([*prefill, *decode])
     settings = RouterSettings(
         prefill=urls[: len(prefill)],
         decode=urls[len(prefill) :],
+        cells=_cells(cell or [], urls),
+        engines_file=engines_file,
         host=host,
         port=port,
         ttl=seconds,
+        renew_idle=idle,
+        ttl_file=ttl_file,
         threshold=threshold,
         reuse_share=reuse_share,
         store=_store(store),
@@ -103,6 +119,15 @@ def router(
     engine_key = _read(engine_key_file).splitlines()[0].strip() if engine_key_file else None
     key_file = KeyFile(api_keys) if api_keys else None
     serve.serve(settings, key=engine_key, key_file=key_file)
+
+
+def _duration(option: str, text: str) -> float:
+    from pdctl.base.durations import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def _check_access(host: str, api_keys: Path | None, *, allowed: bool, salted: bool) -> None:
@@ -162,6 +187,21 @@ def _urls(given: list[str]) -> tuple[str, ...]:
     if len(set(urls)) != len(urls):
         raise UsageError("an engine is named twice", where=", ".join(urls))
     return tuple(urls)
+
+
+def _cells(given: list[str], urls: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in given:
+        name, sign, url = each.partition("=")
+        url = url.rstrip("/")
+        if not (name and sign) or url not in urls or url in found:
+            raise UsageError(
+                f"`{each}` puts no engine in a cell",
+                where="--cell",
+                expected="NAME=URL, with the URL of a `--prefill` or `--decode`, each once",
+            )
+        found[url] = name
+    return found
 
 
 def _limits(given: list[str]) -> "RouterLimits":

@@ -60,24 +60,30 @@ def up(
                 return
             with hold(config.name, "pdctl up", wait=lock_wait):
                 found = survey(world, wanted, store)
-                _ask(found.plan, yes=yes)
+                agree(found.plan, yes=yes)
                 prove = proof.two_turns(config, secrets, world)
                 outcome = runner.up(world, wanted, store, found, prove=prove)
         finally:
             world.close()
-    if json:
-        ui.json(_as_dict(config, outcome))
-    else:
-        _show(config, file, outcome)
+    tell(config, file, outcome, json=json)
 
 
-def _ask(plan: "Plan", *, yes: bool) -> None:
+def agree(plan: "Plan", *, yes: bool) -> None:
+    """Say what is at stake, and have it agreed to."""
     for notice in plan.notices:
         ui.say(notice, "dim")
     for reason in plan.consent:
         ui.say(reason, "warn")
     if plan.consent:
         ui.confirm(f"Go on with `{plan.name}`?", yes=yes)
+
+
+def tell(config: "Config", file: object, outcome: "Outcome", *, json: bool) -> None:
+    """What runs now."""
+    if json:
+        ui.json(_as_dict(config, outcome))
+    else:
+        _show(config, file, outcome)
 
 
 def _as_dict(config: "Config", outcome: "Outcome") -> dict[str, object]:
@@ -153,7 +159,9 @@ def _logs(config: "Config", outcome: "Outcome") -> "Iterator[str]":
         yield f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log"
         return
     for record in outcome.state.processes.values():
-        yield f"ssh {shlex.quote(record.host)} tail -f {shlex.quote(record.log)}"
+        unit = record.ref.unit if record.ref else ""
+        follow = f"journalctl -f -u {unit}" if unit else f"tail -f {shlex.quote(record.log)}"
+        yield f"ssh {shlex.quote(record.host)} {follow}"
 
 
 def _way_in(config: "Config", outcome: "Outcome") -> "Iterator[str]":

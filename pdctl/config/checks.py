@@ -157,7 +157,25 @@ def _ssh(config: Config) -> Found:
             if _machine(other) == _machine(host):
                 other_key = _key(("target", "hosts", other_role, other_index))
                 yield from _shared_gpus(host, other, loc, f"`{other_key}`")
+    yield from _cells(config.target)
     yield from _routers(config, len(config.target.hosts.router), ("target", "hosts", "router"))
+
+
+def _cells(target: SshTarget) -> Found:
+    """A cell is of use with both roles only."""
+    roles = {"prefill": target.hosts.prefill, "decode": target.hosts.decode}
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        partners = {host.cell for host in roles[other]}
+        for index, host in enumerate(roles[role]):
+            if host.cell not in partners:
+                loc: Loc = ("target", "hosts", role, index)
+                cell = f"cell `{host.cell}`" if host.cell else "its cell (that of hosts without)"
+                hint = f"give a {other} host the same `cell`, or none of them one"
+                yield Problem(loc, f"{cell} has no {other} host", hint)
+    for index, host in enumerate(target.hosts.router):
+        if host.cell is not None:
+            at: Loc = ("target", "hosts", "router", index, "cell")
+            yield Problem(at, "a router serves all cells", "remove it")
 
 
 def _logins(target: SshTarget) -> Found:
@@ -323,6 +341,9 @@ def _router(config: Config) -> Found:
             f"`{router.host}` is reachable from elsewhere, and clients need no API key",
             "set `api_keys_file`, or `allow_unauthenticated: true`",
         )
+    if router.renew_idle and config.engine.plugin == "off":
+        message = "decode cannot be asked to keep turns for longer without pdctl's plugin"
+        yield Problem(("router", "renew_idle"), message, "remove one of the two")
     if router.tenant_salt and not router.api_keys_file:
         message = "has no effect without API keys, which tell tenants apart"
         yield Problem(("router", "tenant_salt"), message, "set `api_keys_file`, or remove it")
@@ -330,6 +351,7 @@ def _router(config: Config) -> Found:
 
 _PDCTL_ONLY = (
     "ttl",
+    "renew_idle",
     "store",
     "api_keys_file",
     "tenant_salt",

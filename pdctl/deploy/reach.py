@@ -12,6 +12,7 @@ from pdctl.base.errors import PdctlError, PermissionDeniedError, UsageError
 from pdctl.base.events import Listener, ignore
 from pdctl.base.process import url_of
 from pdctl.config.model import Config, Ec2Target, LocalTarget, SshAccess, SshHost, SshTarget
+from pdctl.deploy import audit, services
 from pdctl.deploy.ec2hosts import ec2_hosts
 from pdctl.deploy.local import this_machine
 from pdctl.deploy.world import World, own_url
@@ -52,7 +53,9 @@ def world_of(config: Config, listen: Listener = ignore) -> World:
             hosts,
             listen,
             prepare=lambda: _own_all(hosts.values(), tops, sudo=target.access.sudo),
+            trail=place_of(config).cache / audit.FILE_NAME,
             near=near_through(hosts),
+            supervision=functools.cache(lambda name: services.choose(hosts[name], target)),
         )
     raise UsageError(
         f"hosts of `target.kind: {target.kind}` cannot be reached yet", where="key `target.kind`"

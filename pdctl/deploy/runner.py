@@ -1,28 +1,36 @@
 """Applying a plan. What is done is saved after every step, so that it can stop anywhere."""
 
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 
 from pdctl import __version__
 from pdctl.base import paths
 from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
-from pdctl.base.events import Note, StepDone, StepFailed, StepSkipped, StepStarted
-from pdctl.base.process import ProcessSpec, RunningProcess
-from pdctl.config.model import Config, ExternalTarget
-from pdctl.deploy import audit, facts, folders, gates, install, logs, teardown, ttl
+from pdctl.base.events import Note, StepDone, StepFailed, StepProgress, StepSkipped, StepStarted
+from pdctl.base.process import ProcessRef, ProcessSpec, RunningProcess, Supervision
+from pdctl.config.digest import digest_of
+from pdctl.config.model import ExternalTarget
+from pdctl.deploy import audit, drains, facts, folders, gates, install, services, teardown, ttl
 from pdctl.deploy.interrupt import Interrupts
+from pdctl.deploy.prepare.model import size_on
+from pdctl.deploy.prepare.task import apply_on
 from pdctl.deploy.survey import Survey, Wanted
 from pdctl.deploy.world import World
 from pdctl.engine import choices
+from pdctl.plan.build import BY_UP
 from pdctl.plan.chosen import completed
 from pdctl.plan.model import (
     Action,
+    Admit,
     ChoosePorts,
+    Drain,
+    EndGenerations,
     EndLeftovers,
     Install,
     MakeDirectories,
+    Part,
+    Prepare,
+    ProvePairs,
     ReturnTtl,
     Start,
     Step,
@@ -41,9 +49,12 @@ from pdctl.state.model import (
     record_of,
 )
 from pdctl.state.store import StateStore
+from pdctl.targets import hostlog
 from pdctl.targets.base import Host
 
+_LOADED_PER_S = 200e6  # bytes, from a slow network disk
 _ROUTER_LIMIT_S = 60.0
+_LINE_LENGTH = 120
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ class _Run:
         self._world, self._wanted, self._store, self._found = world, wanted, store, found
         self._prove = prove
         self._deployment = found.deployment
+        self._chosen = found.chosen
         self._state = _renewed(found.state, wanted, world.now())
         self._proven: Proven | None = None
         self._interrupts = Interrupts()
@@ -150,6 +162,8 @@ class _Run:
                 return self._end_leftovers()
             case MakeDirectories():
                 return self._make_directories()
+            case Prepare():
+                return self._prepare(step, action)
             case Install():
                 return self._install(step, action)
             case WriteFiles():
@@ -162,6 +176,16 @@ class _Run:
                 return self._start(action)
             case WaitHealthy():
                 return self._wait_healthy(step, action)
+            case Drain():
+                return self._drain(step, action)
+            case Part():
+                return self._part(action)
+            case ProvePairs():
+                return self._routers().wait_proven(step.id, self._state, action.names)
+            case Admit():
+                return self._admit(action)
+            case EndGenerations():
+                return self._end_generations()
             case ReturnTtl():
                 return self._return_ttl()
             case Verify():
@@ -203,7 +227,20 @@ class _Run:
         folders.make(self._world, self._deployment)
         made = [str(each.path) for each in self._deployment.directories]
         self._save(replace(self._state, directories=merged(self._state.directories, made)))
-        self._audit(f"make {len(made)} folders")
+        self._audit(f"make {len(made)} folders", *self._world.hosts)
+        return ""
+
+    def _prepare(self, step: Step, action: Prepare) -> str:
+        task = next(each for each in self._wanted.tasks if each.id == action.task)
+        hosts = [self._world.hosts[name] for name in action.hosts]
+
+        def tell(host: Host, line: str) -> None:
+            text = f"{host.name}: {line.strip()}"[:_LINE_LENGTH]
+            self._world.listen(StepProgress(step.id, text))
+
+        apply_on(task, hosts, tell)
+        for host in hosts:
+            self._audit(f"{task.what} on {host.name}")
         return ""
 
     def _install(self, step: Step, action: Install) -> str:
@@ -215,24 +252,25 @@ class _Run:
             install.apply(self._world, host, step.id, action, root=root, log=log)
             for host in self._engine_hosts()
         ]
-        self._audit(f"install {action.step.what} in {root}")
+        on = [host.name for host in self._engine_hosts()]
+        self._audit(f"{action.step.what} in {root}", *on)
         return results[0]
 
     def _write_files(self, action: WriteFiles) -> str:
         files = [file for file in self._deployment.files if str(file.path) in action.paths]
         for file in files:
             self._world.hosts[file.host].write_file(file.path, file.content, mode=file.mode)
-        self._audit(f"write {len(files)} files")
+        self._audit(f"write {len(files)} files", *(file.host for file in files))
         return ""
 
     def _choose_ports(self, action: ChoosePorts) -> str:
         shown = self._wanted.rendered(SHOWN).processes
-        chosen = completed(
-            self._found.chosen,
+        self._chosen = chosen = completed(
+            self._chosen,
             shown,
             action.starting,
             choose_port=lambda spec: self._host(spec).choose_port(spec.binds or spec.address),
-            new_id=lambda spec: f"{self._wanted.config.name}-{spec.name}-{self._world.suffix()}",
+            new_id=self._new_id,
         )
         self._deployment = self._wanted.rendered(chosen)
         starting = [s for s in self._deployment.processes if s.name in action.starting]
@@ -246,10 +284,20 @@ class _Run:
         self._save(state)
         return ", ".join(f"{spec.name} {spec.port}" for spec in starting)
 
+    def _new_id(self, spec: ProcessSpec) -> str | None:
+        if self._supervision(spec) != "none":
+            return None  # each start has its own, and not all of them are ours
+        return f"{self._wanted.config.name}-{spec.name}-{self._world.suffix()}"
+
+    def _supervision(self, spec: ProcessSpec) -> Supervision:
+        return self._found.facts.supervision.get(spec.host, "none")
+
     def _intent(self, spec: ProcessSpec, chosen: Chosen) -> ProcessRecord:
-        log = self._wanted.place.state / "logs" / spec.log_name
-        record = record_of(spec, log=str(log), engine_id=chosen.engine_ids.get(spec.name))
-        return replace(record, log_offset=logs.size(self._host(spec), log))
+        how = self._supervision(spec)
+        log = services.log_of(spec, self._wanted.config.name, self._wanted.place, how)
+        engine_id = chosen.engine_ids.get(spec.name)
+        record = record_of(spec, log=log, engine_id=engine_id, supervision=how)
+        return replace(record, log_offset=hostlog.size(self._host(spec), log))
 
     def _return_ttl(self) -> str:
         ttl.set_ttl(
@@ -263,26 +311,75 @@ class _Run:
         self._save(replace(self._state, live_ttl=None))
         return ""
 
+    # --- what routers send where --------------------------------------------------------
+
+    def _routers(self) -> drains.Routers:
+        return drains.Routers.of(self._world, self._state, self._wanted.keys.admin)
+
+    def _drain(self, step: Step, action: Drain) -> str:
+        mine = [name for name in action.names if not self._state.drained.get(name)]
+        state = self._state.with_drained(mine, BY_UP)
+        self._save(state)
+        routers = self._routers()
+        routers.tell(state)
+        self._audit(f"drain {', '.join(action.names)}", *routers.hosts)
+        return routers.wait_idle(step.id, state, action.names)
+
+    def _part(self, action: Part) -> str:
+        self._save(self._state.with_generation(action.names, action.generation))
+        routers = self._routers()
+        routers.tell(self._state)
+        self._audit(f"let {', '.join(action.names)} work with each other only", *routers.hosts)
+        return ""
+
+    def _admit(self, action: Admit) -> str:
+        """But for those that somebody drained by hand."""
+        mine = [name for name in action.names if self._state.drained.get(name) == BY_UP]
+        self._save(self._state.with_drained(mine, ""))
+        routers = self._routers()
+        routers.tell(self._state)
+        self._audit(f"admit {', '.join(mine)}", *routers.hosts)
+        return ""
+
+    def _end_generations(self) -> str:
+        self._save(replace(self._state, generations={}))
+        routers = self._routers()
+        routers.tell(self._state)
+        self._audit("let all engines work together again", *routers.hosts)
+        return ""
+
     # --- processes ----------------------------------------------------------------------
 
     def _stop(self, action: Stop) -> str:
         record = self._state.processes[action.name]
         timeout = self._state.stop_timeout
         teardown.end_process(self._world, self._wanted.config.name, record, timeout)
-        self._save(self._state.without_process(action.name))
+        state = self._state.without_process(action.name)
+        if all(spec.name != action.name for spec in self._deployment.processes):
+            state = state.with_drained([action.name], "").with_generation([action.name], "")
+        self._save(state)
         return ""
 
     def _start(self, action: Start) -> str:
         spec = next(s for s in self._deployment.processes if s.name == action.name)
         record = self._state.processes[action.name]
-        if file := record.env.get("PDCTL_TTL_FILE"):
+        if file := ttl.file_of(record):
             # What was set while an earlier one ran is not meant for this one.
-            self._host(spec).remove_tree(PurePosixPath(file))
+            self._host(spec).remove_tree(file)
         with self._interrupts.held():
-            ref = self._host(spec).start(spec, PurePosixPath(record.log))
+            ref = services.start(
+                self._host(spec),
+                spec,
+                record.log,
+                supervision=record.supervision,
+                deployment=self._deployment,
+                config=self._wanted.config,
+                place=self._wanted.place,
+            )
             started = replace(record, ref=ref, started_at=self._world.now())
             self._save(self._state.with_process(started))
-        self._audit(f"start {spec.name} pid={ref.pid} port={spec.port} log={record.log}")
+        said = f"start {spec.name} pid={ref.pid} port={spec.port} log={record.log}"
+        self._audit(said, spec.host)
         return f"pid {ref.pid}, port {spec.port}"
 
     def _wait_healthy(self, step: Step, action: WaitHealthy) -> str:
@@ -291,6 +388,8 @@ class _Run:
         gates.wait_healthy(
             self._world, step.id, records, limit=limit, on_healthy=self._mark_healthy
         )
+        if records[0].role == "router" and self._found.tells:
+            self._routers().tell(self._state)
         return ""
 
     def _mark_healthy(self, record: ProcessRecord) -> None:
@@ -302,9 +401,17 @@ class _Run:
         self._save(replace(self._state, phase="running"))
         self._proven = self._prove(self._state)
         tokens = self._proven.reused_tokens
-        proof = Proof(self._world.now(), tokens, self._state.refs())
+        proof = Proof(self._world.now(), tokens, tuple(self._now()))
         self._save(replace(self._state, proof=proof))
         return f"{tokens} tokens reused"
+
+    def _now(self) -> Iterator[ProcessRef]:
+        """What the recorded processes are now, started again or not."""
+        for _, record in sorted(self._state.processes.items()):
+            host = self._world.hosts.get(record.host)
+            kept = host.kept(record.ref) if host and record.ref else None
+            if kept is not None and kept.ref is not None:
+                yield kept.ref
 
     # --- small things -------------------------------------------------------------------
 
@@ -312,8 +419,8 @@ class _Run:
         self._state = state
         self._store.save(state)
 
-    def _audit(self, change: str) -> None:
-        audit.note(self._wanted.config.name, change)
+    def _audit(self, change: str, *hosts: str) -> None:
+        audit.note_on(self._world, hosts, self._wanted.config.name, change)
 
     def _host(self, spec: ProcessSpec) -> Host:
         return self._world.hosts[spec.host]
@@ -325,7 +432,12 @@ class _Run:
     def _start_limit(self) -> float:
         target = self._wanted.config.target
         assert not isinstance(target, ExternalTarget)
-        return target.start_timeout
+        hosts = [self._world.hosts[s.host] for s in self._deployment.processes]
+        place, config = self._wanted.place, self._wanted.config
+        size = max((size_on(host, config, place) for host in set(hosts)), default=0)
+        # What is written in the file is meant; the default knows nothing of the model's size.
+        more = 0.0 if "start_timeout" in target.model_fields_set else size / _LOADED_PER_S
+        return target.start_timeout + more
 
     def _tell_what_runs(self, *, interrupted: bool) -> None:
         name = self._wanted.config.name
@@ -374,9 +486,6 @@ def _renewed(state: DeploymentState | None, wanted: Wanted, now: float) -> Deplo
         proof=state.proof,
         phase=state.phase,
         live_ttl=state.live_ttl,
+        drained=state.drained,
+        generations=state.generations,
     )
-
-
-def digest_of(config: Config) -> str:
-    """SHA-256 of what the configuration says, whatever its comments and order."""
-    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()

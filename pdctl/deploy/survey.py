@@ -1,11 +1,12 @@
 """Looking before leaping: the world as it is, and the plan that follows. Changes nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdctl.config.model import Config
 from pdctl.deploy import facts
+from pdctl.deploy.prepare.task import Task
 from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
 from pdctl.plan.build import build
@@ -29,6 +30,7 @@ class Wanted:
         place: where its things are on the hosts.
         verify: whether the two-turn proof is part of it.
         keys: for what is changed over HTTP.
+        tasks: what its hosts need besides.
     """
 
     config: Config
@@ -38,21 +40,32 @@ class Wanted:
     place: Place
     verify: bool = True
     keys: Keys = field(default_factory=Keys)
+    tasks: tuple[Task, ...] = ()
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The world as it is, and what follows from it. Nothing was changed."""
+    """The world as it is, and what follows from it. Nothing was changed.
+
+    Attributes:
+        tells: the routers take it from us which engines get nothing new.
+    """
 
     state: DeploymentState | None
     facts: Facts
     chosen: Chosen
     deployment: Deployment
     plan: Plan
+    tells: bool = False
 
 
-def survey(world: World, wanted: Wanted, store: StateStore) -> Survey:
+def survey(
+    world: World, wanted: Wanted, store: StateStore, *, restart: Collection[str] = ()
+) -> Survey:
     """Look at the world and plan.
+
+    Args:
+        restart: processes that are to be restarted though nothing of them changed.
 
     Raises:
         StateError: the state file cannot be used.
@@ -62,14 +75,27 @@ def survey(world: World, wanted: Wanted, store: StateStore) -> Survey:
     shown = wanted.rendered(SHOWN)
     chosen = kept(shown.processes, state)
     deployment = wanted.rendered(chosen)
-    seen = facts.gather(world, wanted.config, deployment, state, marks=wanted.marks)
+    seen = facts.gather(
+        world, wanted.config, deployment, state, marks=wanted.marks, tasks=wanted.tasks
+    )
     if lost := _lost_ports(chosen, seen):
         chosen = kept(shown.processes, state, not_again={held.process for held in lost})
         deployment = wanted.rendered(chosen)
         in_the_way = tuple(held for held in seen.held_ports if held not in lost)
         seen = replace(seen, held_ports=in_the_way)
-    plan = build(wanted.config, deployment, seen, state, verify=wanted.verify)
-    return Survey(state, seen, chosen, deployment, plan)
+    router = wanted.config.router
+    admits = router.api_keys_file is None or wanted.keys.admin is not None
+    tells = router.kind == "pdctl" and admits
+    plan = build(
+        wanted.config,
+        deployment,
+        seen,
+        state,
+        verify=wanted.verify,
+        restart=restart,
+        may_drain=tells,
+    )
+    return Survey(state, seen, chosen, deployment, plan, tells)
 
 
 def _lost_ports(chosen: Chosen, seen: Facts) -> list[HeldPort]:

@@ -28,6 +28,7 @@ from pdctl.observe.facts import gather
 from pdctl.observe.outlook import Outlook, gaps_in, look_out
 from pdctl.observe.processes import read_process
 from pdctl.observe.ttl import KeptFor, RouterTtl, ask_routers, read_kept_for
+from pdctl.render.router import TTL_FILE as ROUTER_FILE
 from pdctl.state.model import DeploymentState, Intervals, ProcessRecord
 from pdctl.state.store import StateStore
 from pdctl.targets.base import Host
@@ -96,6 +97,14 @@ def _request_log(world: World, config: Config, routers: Sequence[ProcessRecord])
     return host.read_file(PurePosixPath(log), limit=_LOG_BYTES) or b""
 
 
+def file_of(record: ProcessRecord) -> PurePosixPath | None:
+    """Where a process keeps the TTL that was set while it ran, for when it is started again."""
+    found = record.env.get("PDCTL_TTL_FILE")
+    if found is None and ROUTER_FILE in record.argv:
+        found = record.argv[record.argv.index(ROUTER_FILE) + 1]
+    return None if found is None else PurePosixPath(found)
+
+
 def why_not_live(world: World, state: DeploymentState, marks: str) -> dict[str, str]:
     """Decode servers whose TTL cannot be changed while they run, each with the reason."""
     return dict(_not_live(world, state, marks))
@@ -135,9 +144,9 @@ def set_ttl(
         # What the routers offer now is safe with the new value too.
         kept = change.decodes()
         routers = change.routers()
-    audit.note(
-        state.name, f"set the TTL: decode {wanted.decoder_ttl:g} s, routers {wanted.router_ttl:g} s"
-    )
+    hosts = [record.host for record in state.processes.values() if record.role != "prefill"]
+    said = f"set the TTL: decode {wanted.decoder_ttl:g} s, routers {wanted.router_ttl:g} s"
+    audit.note_on(world, hosts, state.name, said)
     return Changed(kept, routers)
 
 

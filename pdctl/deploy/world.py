@@ -4,8 +4,10 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from pdctl.base.events import Listener, ignore
+from pdctl.base.process import Supervision
 from pdctl.deploy.probe import Probe, probe
 from pdctl.observe.endpoints import Served
 from pdctl.targets.base import Host
@@ -25,6 +27,11 @@ def nothing() -> None:
     """What there is to prepare on this machine."""
 
 
+def by_nothing(host: str) -> Supervision:
+    """On this machine nothing starts processes again; `up` does."""
+    return "none"
+
+
 @dataclass(frozen=True)
 class World:
     """Hosts by their name in a deployment, the clock, and who is told.
@@ -37,7 +44,10 @@ class World:
         monotonic, sleep: for limits.
         suffix: new at every call.
         prepare: makes the hosts such that folders can be made on them.
+        trail: file on each host that gets a line for every change; None on this machine, which
+            keeps its own.
         near: URL at which this machine reaches what a process serves, given its record.
+        supervision: what is to keep the processes of a host running, given its name.
     """
 
     hosts: Mapping[str, Host]
@@ -48,7 +58,9 @@ class World:
     sleep: Callable[[float], None] = time.sleep
     suffix: Callable[[], str] = field(default=new_suffix)
     prepare: Callable[[], None] = nothing
+    trail: PurePosixPath | None = None
     near: Callable[[Served], str] = own_url
+    supervision: Callable[[str], Supervision] = by_nothing
 
     def close(self) -> None:
         """Give connections back."""

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from pdctl.base.command import Command
 from pdctl.base.process import ProcessSpec, marked
-from pdctl.config.model import Config, ExternalTarget
+from pdctl.config.model import Config, Ec2Target, ExternalTarget, SshTarget
 from pdctl.engine import choices
 from pdctl.engine.argv import EnginePaths, EngineSecrets, engine_command
 from pdctl.engine.choices import ENGINE_ROLES, EngineRole
 from pdctl.engine.environment import engine_python, recipe_of
 from pdctl.engine.example import is_archive
-from pdctl.engine.models import tiny_model_dir, tiny_model_step
+from pdctl.engine.models import built_in_dir, built_in_step
 from pdctl.engine.plugin_bundle import bundle_files, bundle_name
 from pdctl.engine.validate import notices
 from pdctl.render.model import (
@@ -23,8 +23,9 @@ from pdctl.render.model import (
     RenderedFile,
     Secrets,
 )
-from pdctl.render.router import Urls, example_script, router_command, router_files
+from pdctl.render.router import Urls, example_script, router_command, router_files, ttl_file
 from pdctl.render.spots import THIS_MACHINE, Spot, hosts_of, spots_of
+from pdctl.render.supervise import FOLDER, supervisor_path, supervisor_script
 
 _NO_SECRETS = Secrets()
 
@@ -58,12 +59,18 @@ def render(
         if spot.role != "router"
     ]
     urls = _urls(config, engines)
+    cells = {spec.url: spec.cell for spec in engines if spec.cell}
     routers = [
-        _spec(spot, place, router_command(config, spot, place, python, urls, secrets.engine_key))
+        _spec(
+            spot,
+            place,
+            router_command(config, spot, place, python, urls, secrets.engine_key, cells),
+        )
         for spot in spots
         if spot.role == "router"
     ]
-    makes_model = choices.is_tiny(config) and not external
+    makes_model = choices.is_built_in(config) and not external
+    model = config.model.id
     return Deployment(
         name=config.name,
         processes=(*engines, *routers),
@@ -72,11 +79,19 @@ def render(
             *_plugin_files(config, place, spots),
             *_key_files(config, place, spots, secrets),
             *_example_files(config, place, spots, example),
+            *_supervisor_files(config, place, spots),
         ),
         recipe=recipe,
-        model_step=tiny_model_step(place.cache, python=python) if makes_model else None,
+        model_step=built_in_step(place.cache, model, python=python) if makes_model else None,
         notices=tuple(notices(config)),
     )
+
+
+def _model(config: Config, place: Place) -> str:
+    if choices.is_built_in(config):
+        return str(built_in_dir(place.cache, config.model.id))
+    downloaded = choices.source_path(config, place.hub) if place.hub else None
+    return config.model.id if downloaded is None else str(downloaded)
 
 
 def _engine(
@@ -86,7 +101,7 @@ def _engine(
         config,
         _engine_role(spot),
         python=python,
-        model=str(tiny_model_dir(place.cache)) if choices.is_tiny(config) else config.model.id,
+        model=_model(config, place),
         address=spot.address,
         port=spot.port,
         side_channel_port=spot.side_channel_port or 0,
@@ -117,6 +132,7 @@ def _spec(spot: Spot, place: Place, command: Command) -> ProcessSpec:
         command=command,
         log_name=f"{spot.name}.log",
         binds=spot.address if reached else None,
+        cell=spot.cell,
     )
     return marked(spec, place.state)
 
@@ -129,6 +145,7 @@ def _paths(config: Config, place: Place, spot: Spot) -> EnginePaths:
         status=place.state / "plugin" / spot.name,
         plugin=place.cache / "plugins" / bundle_name(bundle_files()) if on else None,
         hub=place.hub,
+        compiled=place.compiled,
     )
 
 
@@ -142,11 +159,15 @@ def _directories(config: Config, place: Place, spots: Sequence[Spot]) -> Iterato
     for host in hosts_of(spots):
         yield RenderedDir(host, place.state)
         yield RenderedDir(host, place.temp)
+        if may_supervise(config):
+            yield RenderedDir(host, place.state / FOLDER)
     for spot in spots:
         if spot.role != "router":
             paths = _paths(config, place, spot)
             yield RenderedDir(spot.host, paths.control)
             yield RenderedDir(spot.host, paths.status)
+        elif config.router.kind == "pdctl":
+            yield RenderedDir(spot.host, ttl_file(place, spot).parent)
         elif _copies_example(config):
             yield RenderedDir(spot.host, example_script(config, place).parent)
 
@@ -184,6 +205,20 @@ def _example_files(
     for spot in spots:
         if spot.role == "router" and content is not None and _copies_example(config):
             yield RenderedFile(spot.host, example_script(config, place), content)
+
+
+def _supervisor_files(
+    config: Config, place: Place, spots: Sequence[Spot]
+) -> Iterator[RenderedFile]:
+    if may_supervise(config):
+        for host in hosts_of(spots):
+            yield RenderedFile(host, supervisor_path(place), supervisor_script())
+
+
+def may_supervise(config: Config) -> bool:
+    """Whether processes may be kept running by pdctl's own supervisor."""
+    target = config.target
+    return isinstance(target, SshTarget | Ec2Target) and target.supervision != "systemd"
 
 
 def _copies_example(config: Config) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, assert_never
 
 import orjson
@@ -80,6 +81,7 @@ class Driver:
         self._arrived = time.monotonic()
         self._opening: Opening | None = None
         self._charged: tuple[Engine, int] | None = None
+        self._needed: Engine | None = None
         self._claimed: Handle | None = None
         self._stream: StreamRelay | None = None
         self._whole: web.Response | None = None
@@ -106,6 +108,7 @@ class Driver:
             return await self._run(turn)
         finally:
             self._charge(None, 0)
+            self._need(None)
             if self._opening is not None:
                 self._opening.close()
 
@@ -182,7 +185,7 @@ class Driver:
                 return self._reply(action.failure)
             case Keep():
                 self._claimed = None
-                return await asyncio.shield(self._keep(action.handle))
+                return await asyncio.shield(self._keep(action))
             case Release():
                 return shared.background.run(release(shared, action, self._headers))
             case Alarm():
@@ -208,6 +211,8 @@ class Driver:
     async def _prefill(self, action: Prefill) -> Answer | Failure:
         engine = self._shared.fleet.prefill[action.url]
         engine.outstanding += action.uncached
+        engine.turns += 1
+        self._need(engine)
         call = self._shared.engines.call(
             f"{action.url}{action.path}", action.body, headers=self._headers, ids="prompt_token_ids"
         )
@@ -225,6 +230,7 @@ class Driver:
             else:
                 call.drop()
                 engine.outstanding -= action.uncached
+                engine.turns -= 1
         self._tell_prefill(action.url, result)
         return result
 
@@ -253,6 +259,7 @@ class Driver:
             grace = _ABANDON_S if streams else _PULL_GRACE_S
             self._shared.background.run(self._abandon(opening, grace, action))
             raise
+        self._need(None)
         self._opening = opening
         return result
 
@@ -262,7 +269,7 @@ class Driver:
         kv = await opening.see_out(grace)
         if isinstance(kv, dict) and is_handle(kv):
             # Decode finished all the same, and keeps blocks for somebody who is gone.
-            prefill = self._shared.fleet.choose_prefill() or ""
+            prefill = self._shared.fleet.choose_prefill(decode=action.url) or ""
             model = str(action.body.get("model") or "")
             gone = Release(prefill, action.url, model, kv, "client_left")
             await release(self._shared, gone, self._headers)
@@ -272,11 +279,21 @@ class Driver:
         if self._charged is not None:
             engine, counted = self._charged
             engine.outstanding -= counted
+            engine.turns -= 1
         self._charged = None
         if decode is not None:
             engine = self._shared.fleet.decode[decode]
             engine.outstanding += tokens
+            engine.turns += 1
             self._charged = (engine, tokens)
+
+    def _need(self, prefill: Engine | None) -> None:
+        """Prefill keeps what it made until decode has begun to answer, which has it by then."""
+        if self._needed is not None:
+            self._needed.turns -= 1
+        self._needed = prefill
+        if prefill is not None:
+            prefill.turns += 1
 
     def _decode_headers(self, action: OpenDecode) -> dict[str, str]:
         if action.rank is None:
@@ -358,9 +375,12 @@ class Driver:
             action.reason,
         )
 
-    async def _keep(self, handle: Handle) -> list[Handle]:
+    async def _keep(self, action: Keep) -> list[Handle]:
+        handle = action.handle
         await note_start(self._shared, handle)
         evicted = await self._shared.store.put(handle)
+        if action.fresh:
+            self._shared.leases.add(handle, time.monotonic(), self._active(action.calls_tool))
         log.debug(
             "conv=%s: cached D blocks (remote_request_id=%s, blocks=%d, tokens=%d)",
             one_line(handle.conversation.key),
@@ -370,6 +390,13 @@ class Driver:
         )
         await make_room(self._shared, handle.decode)
         return evicted
+
+    def _active(self, calls_tool: bool) -> Callable[[], bool]:
+        """Tells whether the client will be back: it has to, or it is still connected."""
+        transport = self._request.transport
+        if calls_tool or transport is None:
+            return lambda: calls_tool
+        return lambda: not transport.is_closing()
 
 
 def explanation(report: Report) -> TurnExplanation:
@@ -393,3 +420,4 @@ async def _see_out(call: Call, engine: Engine, action: Prefill) -> None:
     finally:
         call.drop()
         engine.outstanding -= action.uncached
+        engine.turns -= 1

@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -22,12 +23,15 @@ from pdctl.router.auditor import Auditor
 from pdctl.router.core import Policy, TurnRequest, run_turn
 from pdctl.router.driver import Driver
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
+from pdctl.router.engine_switch import EngineSwitch
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
 from pdctl.router.front import error_answer, let_browsers_in
 from pdctl.router.giving import Background, Shared, let_all_go, let_go
 from pdctl.router.handle import Conversation
+from pdctl.router.kept_ttl import read_ttl, write_ttl
 from pdctl.router.keys import ApiKeys, KeyFile
+from pdctl.router.leases import Leases
 from pdctl.router.memory import MemoryStore
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.passing import PASSED, body_of, engine_headers, header_text, pass_on
@@ -58,18 +62,18 @@ class Router:
         api_keys: ApiKeys | None = None,
         key_file: KeyFile | None = None,
     ) -> None:
-        limits = settings.limits
+        limits, file = settings.limits, settings.ttl_file
         self.settings = settings
         self.policy = Policy(
             threshold=settings.threshold,
-            ttl=settings.ttl,
+            ttl=read_ttl(file, settings.ttl) if file else settings.ttl,
             prefill_base=limits.prefill_base,
             prefill_per_1k_tokens=limits.prefill_per_1k_tokens,
             reuse_base=limits.reuse_base,
             share=settings.reuse_share,
         )
         engines, metrics = Engines(limits, key), RouterMetrics()
-        fleet = Fleet(settings.prefill, settings.decode)
+        fleet = Fleet(settings.prefill, settings.decode, settings.cells)
         self.shared = Shared(
             engines=engines,
             fleet=fleet,
@@ -78,6 +82,7 @@ class Router:
             limits=limits,
             background=Background(),
             auditor=Auditor(engines, fleet, metrics, floor=settings.audit_floor),
+            leases=Leases(settings.renew_idle),
         )
         self.watcher = Watcher(self.shared, self.policy)
         self.draining = False
@@ -86,7 +91,8 @@ class Router:
         gate = Gate(lambda: self._api_keys, lambda request: request.get(_TENANT, ""))
         self.switches = (
             ReuseSwitch(self.shared, self.policy, gate),
-            TtlSwitch(self.shared, self.policy, gate),
+            TtlSwitch(self.shared, self.policy, gate, partial(write_ttl, file) if file else None),
+            EngineSwitch(self.shared, gate, settings.engines_file),
         )
         self._in_flight = 0
         self.shared.metrics.in_flight.set_function(lambda: self._in_flight)
@@ -278,6 +284,8 @@ class Router:
                     "waiting": engine.waiting,
                     "outstanding_tokens": engine.outstanding,
                     "retained_tokens": engine.retained,
+                    "cell": engine.cell,
+                    "drained": engine.drained,
                     "engine_start": fleet.decode_starts.get(engine.url),
                 }
                 for engine in fleet.engines()
@@ -291,6 +299,7 @@ class Router:
                     "reason": pair.why,
                 }
                 for pair in fleet.pairs.values()
+                if fleet.together(pair.prefill, pair.decode)
             ],
         }
 

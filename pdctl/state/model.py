@@ -5,9 +5,11 @@ Nothing here is secret: commands are kept as they are shown, with secrets masked
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
-from pdctl.base.process import ProcessRef, ProcessSpec, RoleName, url_of
+from pdctl.base.process import ProcessRef, ProcessSpec, RoleName, Supervision, url_of
+
+_T = TypeVar("_T")
 
 SCHEMA_VERSION = 1
 """Raised when an older pdctl could no longer read what this one writes."""
@@ -24,7 +26,9 @@ class ProcessRecord:
         argv, env, cwd: its command as shown. Compared with a new rendering, not run.
         log: file that its output is appended to.
         log_offset: size of that file when it was started.
-        engine_id: of this start; None for the router.
+        engine_id: of this start; None for the router, and where what keeps it running makes one
+            at every start.
+        supervision: what starts it again when it dies.
         ref: None until it is started, or when it was stopped.
         started_at, healthy_at: wall clock, seconds since the epoch.
     """
@@ -46,6 +50,7 @@ class ProcessRecord:
     ref: ProcessRef | None = None
     started_at: float | None = None
     healthy_at: float | None = None
+    supervision: Supervision = "none"
 
     @property
     def url(self) -> str:
@@ -53,7 +58,9 @@ class ProcessRecord:
         return url_of(self.address, self.port)
 
 
-def record_of(spec: ProcessSpec, *, log: str, engine_id: str | None) -> ProcessRecord:
+def record_of(
+    spec: ProcessSpec, *, log: str, engine_id: str | None, supervision: Supervision = "none"
+) -> ProcessRecord:
     """A process that is about to start."""
     return ProcessRecord(
         name=spec.name,
@@ -69,12 +76,17 @@ def record_of(spec: ProcessSpec, *, log: str, engine_id: str | None) -> ProcessR
         cwd=spec.command.cwd,
         log=log,
         engine_id=engine_id,
+        supervision=supervision,
     )
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The last two-turn proof that succeeded, and exactly which processes it was about."""
+    """The last two-turn proof that succeeded, and exactly which processes it was about.
+
+    Attributes:
+        processes: in order of their names; never a supervisor, but what it had started.
+    """
 
     at: float
     reused_tokens: int
@@ -101,6 +113,8 @@ class DeploymentState:
         directories: made for this deployment; `down` removes them, but for the logs.
         proof: None until the two-turn proof succeeded.
         live_ttl: TTLs that were set while it ran; None when those of the configuration hold.
+        drained: by engine, why the routers send it nothing new.
+        generations: by engine, of those that were replaced while others still are to be.
     """
 
     name: str
@@ -116,6 +130,8 @@ class DeploymentState:
     directories: tuple[str, ...] = ()
     proof: Proof | None = None
     live_ttl: Intervals | None = None
+    drained: Mapping[str, str] = field(default_factory=dict)
+    generations: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def with_process(self, record: ProcessRecord) -> "DeploymentState":
@@ -124,8 +140,18 @@ class DeploymentState:
 
     def without_process(self, name: str) -> "DeploymentState":
         """The same without one process."""
-        rest = {key: record for key, record in self.processes.items() if key != name}
-        return replace(self, processes=rest)
+        return replace(self, processes=_without(self.processes, name))
+
+    def with_drained(self, names: Iterable[str], why: str) -> "DeploymentState":
+        """The same with engines drained, for a reason; empty for no longer."""
+        rest = {key: value for key, value in self.drained.items() if key not in set(names)}
+        return replace(self, drained=rest | (dict.fromkeys(names, why) if why else {}))
+
+    def with_generation(self, names: Iterable[str], generation: str) -> "DeploymentState":
+        """The same with engines of a generation; empty for that of all others."""
+        rest = {key: value for key, value in self.generations.items() if key not in set(names)}
+        new = dict.fromkeys(names, generation) if generation else {}
+        return replace(self, generations=rest | new)
 
     @property
     def ttl(self) -> Intervals:
@@ -141,6 +167,10 @@ class DeploymentState:
         """All processes that were started, in order of their names."""
         found = (self.processes[name].ref for name in sorted(self.processes))
         return tuple(ref for ref in found if ref is not None)
+
+
+def _without(values: Mapping[str, _T], name: str) -> dict[str, _T]:
+    return {key: value for key, value in values.items() if key != name}
 
 
 def merged(old: Iterable[str], new: Iterable[str]) -> tuple[str, ...]:

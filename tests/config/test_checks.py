@@ -85,6 +85,14 @@ SSH = {
     ssh("{address: p, gpus: [0, 0]}", "{address: d}"): [
         "6:34 target.hosts.prefill[0].gpus: a GPU is listed twice"
     ],
+    ssh("{address: p, cell: a}, {address: q}", "{address: d, cell: a}, {address: e}"): [],
+    ssh("{address: p, cell: a}", "{address: d}", "{address: r, cell: a}"): [
+        "6:15 target.hosts.prefill[0]: cell `a` has no decode host (give a decode host the same "
+        "`cell`, or none of them one)",
+        "7:14 target.hosts.decode[0]: its cell (that of hosts without) has no prefill host (give a "
+        "prefill host the same `cell`, or none of them one)",
+        "8:33 target.hosts.router[0].cell: a router serves all cells (remove it)",
+    ],
     # Behind one forwarded address there are two machines.
     ssh(
         "{address: gw, ssh_port: 2201, private_address: 10.0.0.1}",
@@ -259,6 +267,11 @@ ROUTER = {
         "(set `api_keys_file`, or remove it)"
     ],
     "router: {host: 0.0.0.0, allow_unauthenticated: true}": [],
+    "router: {renew_idle: 5m}": [],
+    "router: {renew_idle: 5m}\nengine: {plugin: off}": [
+        "4:22 router.renew_idle: decode cannot be asked to keep turns for longer without pdctl's "
+        "plugin (remove one of the two)"
+    ],
     "router: {host: 127.0.0.2}": [],
     "router: {host: '::1'}": [],
     "router: {host: localhost}": [],
