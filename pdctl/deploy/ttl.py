@@ -69,8 +69,6 @@ def look(world: World, plan: "Wanted", state: DeploymentState, wanted: Intervals
     return look_out(
         asyncio.run(_gather(world, plan, state)),
         gaps_in(_request_log(world, plan.config, routers)),
-        ttl_now=state.ttl.decoder_ttl,
-        ttl_then=wanted.decoder_ttl,
         router_now=state.ttl.router_ttl,
         router_then=wanted.router_ttl,
         uptime=world.now() - started,
