@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import aiohttp
 import psutil
@@ -198,9 +199,7 @@ async def test_at_the_same_hit_rate_a_short_ttl_that_is_renewed_keeps_fewer_bloc
     rows = []
     for ttl, idle in ((LONG_TTL, 0.0), (SHORT_TTL, safe_router_ttl(LONG_TTL)), (SHORT_TTL, 0.0)):
         outcomes, seen = await played(ttl, idle)
-        area = sum(
-            one.blocks * (then.at - one.at) for one, then in zip(seen, seen[1:], strict=False)
-        )
+        area = sum(one.blocks * (then.at - one.at) for one, then in pairwise(seen))
         rows.append((outcomes.get("HIT", 0), area))
         print(
             f"\n| {ttl:g} s | {idle:g} s | {outcomes} | {area:.0f} block seconds | "
