@@ -148,6 +148,12 @@ def set_ttl(
     return Changed(kept, routers)
 
 
+def note_written(store: StateStore, wanted: Intervals) -> None:
+    """The configuration's file says now what is in force."""
+    if (state := store.load()) is not None:
+        store.save(replace(state, kv=wanted, live_ttl=None))
+
+
 class _Change:
     def __init__(
         self,
