@@ -27,7 +27,10 @@ MAX_SECONDS = 30 * 86400.0
 """No duration in the file is longer; beyond it timers overflow and somebody meant milliseconds."""
 
 TINY_MODEL = "pdctl/tiny-random"
-"""The model that pdctl makes by itself, offline: a small random Qwen3."""
+"""A model that pdctl makes by itself, offline: a tiny random Qwen3, to try and to test."""
+
+SMALL_MODEL = "pdctl/small-random"
+"""Another one, large enough that prefill takes its time on a CPU, to measure."""
 
 
 def _text(pattern: str, expected: str) -> Any:
@@ -166,7 +169,7 @@ class Model(Section):
     """What is served. Everything here is the same on prefill and decode."""
 
     id: Text
-    """Hub id, path (`/…`, `./…`), or `pdctl/tiny-random` for the built-in offline model."""
+    """Hub id, path (`/…`, `./…`), or `pdctl/tiny-random` for a built-in offline model."""
     revision: Text | None = None
     """Commit of the model on the hub. Pin it: weights that differ on P and D go unnoticed."""
     served_name: Text | None = None
@@ -350,6 +353,10 @@ class SshHost(Section):
     """Port of NIXL's handshake; default is the target's."""
     gpus: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
     """GPU indices of this engine, when several share a host; default is all of them."""
+    cell: Annotated[str, _text(r"^[A-Za-z0-9._-]+$", "letters, digits, dots and dashes")] | None = (
+        None
+    )
+    """Engines of one cell work together and with no other; an upgrade replaces a cell at a time."""
 
 
 class SshHosts(Section):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pdctl.config.model import TINY_MODEL, Config, Ec2Target, LocalTarget, Role
+from pdctl.config.model import SMALL_MODEL, TINY_MODEL, Config, Ec2Target, LocalTarget, Role
 from pdctl.engine import example, versions
 from pdctl.engine.ttl import safe_router_ttl
 from pdctl.engine.versions import Backend, Traits
@@ -78,9 +78,9 @@ def router_ttl(config: Config) -> float:
     return safe_router_ttl(config.kv.decoder_ttl)
 
 
-def is_tiny(config: Config) -> bool:
-    """Whether the model is the one pdctl makes."""
-    return config.model.id == TINY_MODEL
+def is_built_in(config: Config) -> bool:
+    """Whether the model is one that pdctl makes."""
+    return config.model.id in (TINY_MODEL, SMALL_MODEL)
 
 
 def is_path(model_id: str) -> bool:
@@ -90,4 +90,4 @@ def is_path(model_id: str) -> bool:
 
 def is_offline(config: Config) -> bool:
     """Whether the engine needs nothing from the hub."""
-    return is_tiny(config) or is_path(config.model.id)
+    return is_built_in(config) or is_path(config.model.id)

@@ -10,7 +10,7 @@ from pdctl.engine.argv import EnginePaths, EngineSecrets, engine_command
 from pdctl.engine.choices import ENGINE_ROLES, EngineRole
 from pdctl.engine.environment import engine_python, recipe_of
 from pdctl.engine.example import is_archive
-from pdctl.engine.models import tiny_model_dir, tiny_model_step
+from pdctl.engine.models import built_in_dir, built_in_step
 from pdctl.engine.plugin_bundle import bundle_files, bundle_name
 from pdctl.engine.validate import notices
 from pdctl.render.model import (
@@ -59,12 +59,18 @@ def render(
         if spot.role != "router"
     ]
     urls = _urls(config, engines)
+    cells = {spec.url: spec.cell for spec in engines if spec.cell}
     routers = [
-        _spec(spot, place, router_command(config, spot, place, python, urls, secrets.engine_key))
+        _spec(
+            spot,
+            place,
+            router_command(config, spot, place, python, urls, secrets.engine_key, cells),
+        )
         for spot in spots
         if spot.role == "router"
     ]
-    makes_model = choices.is_tiny(config) and not external
+    makes_model = choices.is_built_in(config) and not external
+    model = config.model.id
     return Deployment(
         name=config.name,
         processes=(*engines, *routers),
@@ -76,9 +82,15 @@ def render(
             *_supervisor_files(config, place, spots),
         ),
         recipe=recipe,
-        model_step=tiny_model_step(place.cache, python=python) if makes_model else None,
+        model_step=built_in_step(place.cache, model, python=python) if makes_model else None,
         notices=tuple(notices(config)),
     )
+
+
+def _model(config: Config, place: Place) -> str:
+    if choices.is_built_in(config):
+        return str(built_in_dir(place.cache, config.model.id))
+    return config.model.id
 
 
 def _engine(
@@ -88,7 +100,7 @@ def _engine(
         config,
         _engine_role(spot),
         python=python,
-        model=str(tiny_model_dir(place.cache)) if choices.is_tiny(config) else config.model.id,
+        model=_model(config, place),
         address=spot.address,
         port=spot.port,
         side_channel_port=spot.side_channel_port or 0,
@@ -119,6 +131,7 @@ def _spec(spot: Spot, place: Place, command: Command) -> ProcessSpec:
         command=command,
         log_name=f"{spot.name}.log",
         binds=spot.address if reached else None,
+        cell=spot.cell,
     )
     return marked(spec, place.state)
 
