@@ -9,7 +9,7 @@ from pdctl.base.words import listed
 from pdctl.config.digest import digest_of
 from pdctl.config.model import Config, Ec2Target, ExternalTarget
 from pdctl.engine import choices
-from pdctl.plan.differences import differences
+from pdctl.plan.differences import TTL_OPTIONS, differences
 from pdctl.plan.facts import Facts
 from pdctl.plan.model import (
     Admit,
@@ -33,7 +33,7 @@ from pdctl.plan.model import (
 )
 from pdctl.plan.rolling import Group, Member, changes_kind, groups_of
 from pdctl.render.model import Deployment
-from pdctl.state.model import DeploymentState, ProcessRecord
+from pdctl.state.model import DeploymentState, Intervals, ProcessRecord
 
 BY_UP = "pdctl replaces it"
 """Why an engine is drained that `up` itself will admit again."""
@@ -115,7 +115,8 @@ class _Work:
             return _Verdict(True, False, "it was never started")
         if spec.name not in self.facts.alive:
             return _Verdict(True, False, _why_dead(record))
-        if drift := (*differences(record, spec), *self._kept_otherwise(record)):
+        ignored = TTL_OPTIONS if self._ttl_holds() else ()
+        if drift := (*differences(record, spec, ignored), *self._kept_otherwise(record)):
             return _Verdict(True, True, f"the configuration changed: {_short(drift)}")
         now = self.facts.now.get(spec.name, record.ref)
         pid = now.pid if now else 0
@@ -124,6 +125,12 @@ class _Work:
         if spec.name in self.facts.healthy:
             return _Verdict(False, False, f"pid {pid} runs as configured and answers")
         return _Verdict(False, False, f"pid {pid} runs as configured; it does not answer yet")
+
+    def _ttl_holds(self) -> bool:
+        """Whether what the configuration says is in force, whatever the processes began with."""
+        config = self.config
+        wanted = Intervals(config.kv.decoder_ttl, choices.router_ttl(config))
+        return self.state is not None and self.state.ttl == wanted
 
     def _kept_otherwise(self, record: ProcessRecord) -> Iterator[str]:
         """`auto` leaves alone what is kept running at all."""
@@ -406,7 +413,7 @@ class _Work:
     def _ttl(self) -> Iterator[Step]:
         """Before anything starts: what starts has the configuration's own."""
         live = self.state.live_ttl if self.state else None
-        if live is not None:
+        if live is not None and not self._ttl_holds():
             now = format_duration(live.decoder_ttl)
             what = f"return the TTL to {format_duration(self.config.kv.decoder_ttl)}"
             why = f"`pdctl set-ttl` made it {now}, and the configuration does not say so"

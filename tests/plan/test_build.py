@@ -5,6 +5,7 @@ from pdctl.plan.build import build
 from pdctl.plan.chosen import kept
 from pdctl.plan.facts import Facts, HeldPort
 from pdctl.plan.model import EndLeftovers, Install, Plan, Step, Stop
+from pdctl.state.model import Intervals
 from tests.plan.samples import FRESH, NAMES, RECIPE, RUNNING, config, deployment, state
 
 
@@ -111,6 +112,33 @@ def test_a_changed_configuration_shows_the_difference_and_what_restarts() -> Non
         f"this replaces decode-0 ({why}): "
         "nothing can be served meanwhile: requests are answered with 503",
     )
+
+
+TTL_300 = '{"kv_connector_extra_config": {"decoder_kv_blocks_ttl": 300}}'
+
+
+def with_ttl(live: Intervals | None, configured: float = 300.0) -> Plan:
+    """The file says 300 s now, and decode was started with another TTL."""
+    saved = replace(state(), live_ttl=live)
+    changed = ("--kv-transfer-config", TTL_300)
+    return build(
+        config(kv={"decoder_ttl": configured}),
+        deployment(kept(deployment().processes, saved), changed=changed),
+        RUNNING,
+        saved,
+    )
+
+
+def test_a_ttl_that_is_in_force_already_restarts_nothing() -> None:
+    assert todo(with_ttl(Intervals(300.0, 292.0))) == []
+
+
+def test_a_ttl_that_is_not_in_force_restarts_what_has_another() -> None:
+    for live in (None, Intervals(300.0, 100.0), Intervals(60.0, 52.0)):
+        plan = with_ttl(live)
+        assert "stop-decode-0" in todo(plan), live
+        assert "decoder_kv_blocks_ttl: not given → 300" in step(plan, "decode-0").why
+        assert ("ttl" in todo(plan)) == (live is not None)
 
 
 def test_a_process_that_the_configuration_has_no_more_is_ended() -> None:
