@@ -507,7 +507,7 @@ def _renewed(state: DeploymentState | None, wanted: Wanted, now: float) -> Deplo
         directories=state.directories,
         proof=state.proof,
         phase=state.phase,
-        live_ttl=state.live_ttl,
+        live_ttl=None if state.live_ttl == fresh.kv else state.live_ttl,
         drained=state.drained,
         generations=state.generations,
     )

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import aiohttp
 import psutil
@@ -16,7 +17,8 @@ import pytest
 
 from pdctl.engine.ttl import safe_router_ttl
 from pdctl.observe.turns import Turn
-from tests.e2e.harness import LogMark, Pair, Routed, random_ids, routed
+from tests.e2e.harness import LogMark, Pair, Routed, Setup, random_ids, routed
+from tests.e2e.replay import Seen, agents, play, watched
 from tests.e2e.test_pressure import BLOCKS, SMALL
 
 pytestmark = pytest.mark.engines(SMALL)
@@ -169,3 +171,41 @@ async def test_a_decode_server_that_is_killed_takes_its_turns_with_it(
         assert turn.explanation.outcome == "MISS"
         assert await is_cold(pair, session, talk, turn)
     assert nothing_was_declined(pair, mark)
+
+
+ROOMY = Setup("renewal", config={"router.renew_idle": 1})
+"""With room for all conversations, so that nothing has to go before its time."""
+LONG_TTL, SHORT_TTL = 50.0, 14.0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.engines(ROOMY)
+async def test_at_the_same_hit_rate_a_short_ttl_that_is_renewed_keeps_fewer_blocks(
+    pair: Pair, session: aiohttp.ClientSession
+) -> None:
+    plan = agents(24, 600.0, 5, away=180.0)
+
+    async def played(ttl: float, idle: float) -> tuple[dict[str, int], list[Seen]]:
+        pair.set_ttl(ttl)
+        async with (
+            routed(pair, ttl=safe_router_ttl(ttl), renew_idle=idle) as router,
+            watched(pair, session) as seen,
+        ):
+            outcomes = await play(router, plan, faster=10)
+            await until_free(pair, session, LONG_TTL + 30)
+        return outcomes, seen
+
+    rows = []
+    for ttl, idle in ((LONG_TTL, 0.0), (SHORT_TTL, safe_router_ttl(LONG_TTL)), (SHORT_TTL, 0.0)):
+        outcomes, seen = await played(ttl, idle)
+        area = sum(one.blocks * (then.at - one.at) for one, then in pairwise(seen))
+        rows.append((outcomes.get("HIT", 0), area))
+        print(
+            f"\n| {ttl:g} s | {idle:g} s | {outcomes} | {area:.0f} block seconds | "
+            f"{max(each.blocks for each in seen)} at most |"
+        )
+    (long_hits, long_area), (renewed_hits, renewed_area), (short_hits, _) = rows
+    assert renewed_hits >= 0.98 * long_hits
+    assert renewed_area < 0.7 * long_area
+    assert short_hits < 0.9 * long_hits, "the log has no pauses that a short TTL misses"
