@@ -20,11 +20,11 @@ def plan(file: options.File = options.DEFAULT_FILE, json: options.Json = False) 
     from pdctl.plan.build import build
     from pdctl.plan.facts import Facts
     from pdctl.render.check import load_checked
-    from pdctl.render.model import SHOWN, Secrets
+    from pdctl.render.model import SHOWN
     from pdctl.state.store import StateStore
 
     config = load_checked(file).config
-    wanted = local.wanted_of(config, file, Secrets())
+    wanted = local.wanted_of(config, file, local.read_secrets(config))
     first = build(config, wanted.rendered(SHOWN), Facts(known=False), None)
     if not isinstance(config.target, LocalTarget | SshTarget):
         _show_first(first, config.target.kind, json=json)
