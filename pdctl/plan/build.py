@@ -18,10 +18,10 @@ from pdctl.plan.model import (
     EndGenerations,
     EndLeftovers,
     Install,
-    Instance,
     MakeDirectories,
     Part,
     Plan,
+    Prepare,
     ProvePairs,
     ReturnTtl,
     Start,
@@ -80,7 +80,6 @@ def build(
             *_consent(steps, facts, state, deployment, groups),
             *([_CUT_OFF] if groups and not work.drains else []),
         ),
-        instances=tuple(_instances(config)),
         hourly_usd=None if isinstance(config.target, Ec2Target) else 0.0,
         notices=deployment.notices,
     )
@@ -150,9 +149,12 @@ class _Work:
         routers = tuple(s for s in self.deployment.processes if s.role == "router")
         first = tuple(s for s in engines if s.name not in rolled)
         yield from self._leftovers()
+        yield from self._tasks("machine")
         yield self._directories()
         yield from self._engine()
-        yield self._model()
+        yield from self._tasks("software")
+        if not any(task.id == "model" for task in self.facts.tasks):
+            yield self._model()
         yield self._files()
         yield from self._ttl()
         early = _first_key(self.state, engines)
@@ -340,6 +342,19 @@ class _Work:
             return _nothing("directories", what, "it needs none")
         why = "logs, sockets and control files of this deployment, private to this user"
         return Step("directories", what, why, True, MakeDirectories())
+
+    def _tasks(self, phase: str) -> Iterator[Step]:
+        for task in self.facts.tasks:
+            if task.phase != phase:
+                continue
+            if not task.todo:
+                yield _nothing(task.id, task.what, task.done)
+                continue
+            why = "; ".join(f"{host}: {reason}" for host, reason in task.todo[:_SHOWN_DIFFERENCES])
+            if (more := len(task.todo) - _SHOWN_DIFFERENCES) > 0:
+                why += f"; and {more} more hosts"
+            action = Prepare(task.id, tuple(host for host, _ in task.todo))
+            yield Step(task.id, task.what, why, True, action)
 
     def _engine(self) -> Iterator[Step]:
         recipe = self.deployment.recipe
@@ -536,18 +551,3 @@ def _consent(
     if deployment.recipe and any(isinstance(a, Install) and a.reset for a in actions):
         key = deployment.recipe.layout.key
         yield f"this rebuilds the engine environment `{key}`, which other deployments may use"
-
-
-def _instances(config: Config) -> Iterator[Instance]:
-    target = config.target
-    if not isinstance(target, Ec2Target):
-        return
-    for role, wanted in (
-        ("prefill", target.prefill),
-        ("decode", target.decode),
-        ("router", target.router),
-    ):
-        for _ in range(wanted.count if wanted else 0):
-            kind = (wanted.instance_type if wanted else None) or target.instance_type
-            zone = target.zones[0] if len(target.zones) == 1 else None
-            yield Instance(role, kind, zone)

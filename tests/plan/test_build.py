@@ -220,14 +220,7 @@ def test_hosts_that_were_not_asked_get_the_steps_of_a_first_up() -> None:
     far = config(target=target)
     plan = build(far, deployment(), Facts(known=False), None)
     assert todo(plan) == [s.id for s in plan.steps]
-    value = plan.as_dict()
-    assert value["resources"] == {
-        "instances": [
-            {"role": role, "type": "p5en.48xlarge", "zone": "us-east-2b", "interfaces": []}
-            for role in ("prefill", "prefill", "decode")
-        ]
-    }
-    assert value["cost"] == {"hourly_usd": None, "as_of": None}
+    assert plan.as_dict()["cost"] == {"hourly_usd": None, "as_of": None}
 
 
 def test_engines_that_something_else_runs_are_only_used() -> None:
