@@ -64,6 +64,7 @@ def _show(found: "Status") -> None:
             ["process", "host", "pid", "port", "health", "version", "age"],
             [_row(role) for role in found.roles],
         )
+    _show_cost(found)
     _show_ttl(found)
     if found.router_limits:
         ui.say("the router is upstream's example proxy, for comparison only:", "warn")
@@ -81,6 +82,22 @@ def _show(found: "Status") -> None:
         ui.say(f"the last `pdctl {again}` did not end; run it again", "warn")
     if found.reused_tokens is not None:
         ui.say(f"proven for these processes: {found.reused_tokens} tokens reused in turn 2")
+
+
+def _show_cost(found: "Status") -> None:
+    """What runs on EC2 costs whether it serves or not."""
+    import time
+
+    from pdctl.state.cloud import CloudStore
+
+    cloud = CloudStore(found.name).load()
+    if cloud is None or not cloud.hosts:
+        return
+    from pdctl.deploy.ec2 import costs
+
+    ui.say(costs(cloud, now=time.time()), "warn" if cloud.made else "plain")
+    if cloud.made and not any(role.healthy for role in found.roles):
+        ui.say(f"nothing on them answers: `pdctl down --name {found.name}` ends the cost", "bad")
 
 
 def _show_ttl(found: "Status") -> None:

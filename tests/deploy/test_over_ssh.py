@@ -15,14 +15,17 @@ import pytest
 from pdctl.base import paths
 from pdctl.base.command import command
 from pdctl.base.errors import NotFoundError, PermissionDeniedError, UnreachableError, UsageError
-from pdctl.base.events import Note, StepDone
+from pdctl.base.events import Event, Note, StepDone
 from pdctl.config.model import Config, SshTarget
-from pdctl.deploy import facts, local, reach
+from pdctl.deploy import facts, install, local, reach
 from pdctl.deploy.world import World
-from pdctl.engine.install import pip_recipe
+from pdctl.engine.install import InstallStep, pip_recipe
+from pdctl.engine.layout import EngineLayout
 from pdctl.observe.status import Status, read_status
+from pdctl.plan.model import Install
 from pdctl.render.deployment import render
 from pdctl.render.place import place_of
+from pdctl.targets.local import LocalHost
 from pdctl.targets.ssh.host import SshHost
 from tests.deploy.pair import NAMES, Pair, names
 from tests.targets.sshd import Sshd, nobodys_ssh, running_sshd, user, why_not, with_path
@@ -73,6 +76,25 @@ def test_up_again_one_killed_and_down(far_pair: Pair) -> None:
     assert {name for name in NAMES if before[name] != after[name]} == {"decode-0"}
     removed = pair.down()
     assert {each.name for each in removed.ended} == set(NAMES)
+    assert pair.running() == []
+
+
+def test_what_is_supervised_comes_back_seen_over_ssh(far_pair: Pair) -> None:
+    pair = far_pair
+    pair.supervision = "process"
+    pair.up()
+    ref = pair.state().processes["decode-0"].ref
+    assert ref is not None
+    first = pair.host.kept(ref)
+    assert first is not None
+    assert first.ref is not None
+    os.kill(first.ref.pid, signal.SIGKILL)
+    while (now := pair.host.kept(ref)) is None or now.ref in (None, first.ref):
+        time.sleep(0.02)
+    assert (now.restarts, first.restarts) == (1, 0)
+    assert now.engine_id != first.engine_id
+    assert not pair.up().changed
+    pair.down()
     assert pair.running() == []
 
 
@@ -216,6 +238,28 @@ def test_engines_of_this_machine_ask_for_no_key_unless_told(
     assert not local.made_key("x").exists()
     command = render(here, place_of(here)).processes[0].command
     assert "VLLM_API_KEY" not in command.environ()
+
+
+def test_only_the_damaged_host_of_several_is_reset(tmp_path: Path) -> None:
+    layout = EngineLayout(PurePosixPath(tmp_path / "engines" / "e"), "e")
+    step = InstallStep(
+        *("venv", "make it", "a test", layout.marker("venv"), "fp"),
+        commands=(command("sh", "-c", f"mkdir -p {layout.root} && date +%N > {layout.root}/made"),),
+    )
+    hosts = [LocalHost("a"), LocalHost("b")]
+    events: list[Event] = []
+    world = World({host.name: host for host in hosts}, events.append)
+    options = {"root": layout.root, "log": tmp_path / "log"}
+    install.apply(world, hosts[:1], "engine-venv", Install(step), **options)  # type: ignore[arg-type]
+    before = (Path(layout.root) / "made").read_text()
+    again = Install(step, reset=True)
+    intact = command("true")
+    said = install.apply(world, hosts, "engine-venv", again, check=intact, **options)  # type: ignore[arg-type]
+    assert said == "another run did it meanwhile"
+    assert (Path(layout.root) / "made").read_text() == before
+    damaged = command("false")
+    install.apply(world, hosts[:1], "engine-venv", again, check=damaged, **options)  # type: ignore[arg-type]
+    assert (Path(layout.root) / "made").read_text() != before
 
 
 # --- from a configuration ------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from pdctl.render.deployment import render
 from pdctl.render.model import Secrets
 from pdctl.render.place import place_of
 from pdctl.targets import privilege
+from pdctl.targets.base import Host
 from pdctl.targets.local import LocalHost
 from tests.deploy.pair import Pair, names
 
@@ -143,7 +144,7 @@ def test_a_task_that_needs_root_says_what_to_run_by_hand(
 
 
 def test_all_hosts_are_looked_at() -> None:
-    hosts = {name: LocalHost(name) for name in ("a", "b")}
+    hosts: dict[str, Host] = {name: LocalHost(name) for name in ("a", "b")}
     needed = Task("t", "w", "d", ("a", "b"), lambda host: host.name * (host.name == "b"), print)
     assert task.look_at((needed,), hosts) == (TaskFacts("t", "w", "d", "machine", (("b", "b"),)),)
 
