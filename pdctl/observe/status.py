@@ -38,6 +38,7 @@ class RoleStatus:
         age_s: seconds since `up` started it; None when it is gone.
         restarts: how often it was started again since; None where nothing would.
         drained: why the routers send it nothing new; empty when they do.
+        idle_s: seconds since a router last ended a client's request; None where it does not say.
     """
 
     role: RoleName
@@ -53,6 +54,7 @@ class RoleStatus:
     restarts: int | None = None
     ref: ProcessRef | None = None
     drained: str = ""
+    idle_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -159,6 +161,7 @@ async def _read_role(
     alive = kept is not None and kept.ref is not None
     url = await asyncio.to_thread(near, record) if alive else record.url
     problem = await _problem(session, url + record.health_path) if alive else problem
+    version, idle = (None, None) if problem else await _own_words(session, record, url)
     return RoleStatus(
         role=record.role,
         index=record.index,
@@ -166,12 +169,13 @@ async def _read_role(
         pid=kept.ref.pid if kept and kept.ref else None,
         port=record.port,
         healthy=not problem,
-        version=None if problem else await _version(session, record, url),
+        version=version,
         engine_id=kept.engine_id if kept and kept.engine_id else record.engine_id,
         problem=problem,
         age_s=time.time() - record.started_at if alive and record.started_at else None,
         restarts=None if record.supervision == "none" or not kept else kept.restarts,
         ref=kept.ref if kept else None,
+        idle_s=idle,
     )
 
 
@@ -200,12 +204,18 @@ async def _problem(session: aiohttp.ClientSession, url: str) -> str:
     return ""
 
 
-async def _version(session: aiohttp.ClientSession, record: ProcessRecord, url: str) -> str | None:
-    """The router passes `/version` on to decode; its own is in its state."""
+async def _own_words(
+    session: aiohttp.ClientSession, record: ProcessRecord, url: str
+) -> tuple[str | None, float | None]:
+    """Version, and how long a router has had nothing to do. A router passes `/version` on to
+    decode; its own is in its state."""
     path = STATE_PATH if record.role == "router" else "/version"
     try:
         answer = await ask_json(session, url + path, timeout=_TIMEOUT_S)
     except PdctlError:
-        return None
-    version = answer.get("version")
-    return version if isinstance(version, str) else None
+        return None, None
+    version, idle = answer.get("version"), answer.get("idle_s")
+    return (
+        version if isinstance(version, str) else None,
+        float(idle) if isinstance(idle, int | float) else None,
+    )
