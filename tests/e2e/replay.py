@@ -6,12 +6,18 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import aiohttp
 
+from pdctl.config.model import RouterLimits
 from tests.e2e.harness import Pair, Routed, random_ids
 
 ANSWER = 12
+AT_ONCE = 2
+"""Turns at a time; more only wait for each other on a small machine."""
+PATIENT = RouterLimits(reuse_base=60.0, prefill_base=60.0)
+"""For a machine that has other things to do: a turn that is late is logged so."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,25 @@ class Seen:
     Attributes:
         at: seconds since the epoch.
         blocks: in use.
-        working: whether requests ran or waited there.
+        quiet: no turn was on its way meanwhile, so that all of them are retained ones.
     """
 
     at: float
     blocks: int
-    working: bool
+    quiet: bool
+
+
+@dataclass
+class Traffic:
+    """Turns that are on their way, and how many have begun or ended so far."""
+
+    running: int = 0
+    moves: int = 0
+
+    def begins(self, turns: int) -> None:
+        """So many begin, or end when it is less than nothing."""
+        self.running += turns
+        self.moves += 1
 
 
 def agents(count: int, seconds: float, seed: int, *, away: float) -> list[Planned]:
@@ -62,13 +81,24 @@ def agents(count: int, seconds: float, seed: int, *, away: float) -> list[Planne
     return sorted(turns, key=lambda turn: turn.at)
 
 
-async def play(router: Routed, turns: Sequence[Planned], *, faster: float) -> dict[str, int]:
+def pauses_of(turns: Sequence[Planned]) -> list[float]:
+    """Seconds of the log between two turns of a conversation."""
+    starts: dict[int, list[float]] = {}
+    for turn in turns:
+        starts.setdefault(turn.conversation, []).append(turn.at)
+    return [then - one for times in starts.values() for one, then in pairwise(times)]
+
+
+async def play(
+    router: Routed, turns: Sequence[Planned], traffic: Traffic, *, faster: float
+) -> dict[str, int]:
     """All turns, each when its time has come. Gives how many ended with which outcome."""
     began = time.monotonic()
     by_conversation: dict[int, list[Planned]] = {}
     for turn in turns:
         by_conversation.setdefault(turn.conversation, []).append(turn)
     outcomes: dict[str, int] = {}
+    seats = asyncio.Semaphore(AT_ONCE)
 
     async def talk(number: int, planned: Sequence[Planned]) -> None:
         prompt: list[int] = []
@@ -78,9 +108,12 @@ async def play(router: Routed, turns: Sequence[Planned], *, faster: float) -> di
             for place, turn in enumerate(planned):
                 await asyncio.sleep(began + turn.at / faster - time.monotonic())
                 prompt += random_ids(number * 100 + place, turn.more)
-                told = await router.send(
-                    session, prompt=prompt, max_tokens=ANSWER, conversation_id=f"c{number}"
-                )
+                async with seats:
+                    traffic.begins(1)
+                    told = await router.send(
+                        session, prompt=prompt, max_tokens=ANSWER, conversation_id=f"c{number}"
+                    )
+                    traffic.begins(-1)
                 assert told.ok, told.error_text
                 assert told.token_ids is not None
                 assert told.explanation is not None
@@ -95,20 +128,21 @@ async def play(router: Routed, turns: Sequence[Planned], *, faster: float) -> di
 
 @asynccontextmanager
 async def watched(
-    pair: Pair, session: aiohttp.ClientSession, *, every: float = 0.25
+    pair: Pair, session: aiohttp.ClientSession, traffic: Traffic, *, every: float = 0.2
 ) -> AsyncIterator[list[Seen]]:
     """Decode's blocks in use, looked at again and again until the block ends."""
     seen: list[Seen] = []
 
     async def look() -> None:
         while True:
-            at = time.time()
+            at, moves = time.time(), traffic.moves
             metrics = await pair.metrics(session, "decode")
             assert metrics.kv_usage is not None
             assert metrics.num_blocks is not None
             # One of them is never given to anybody, and not counted.
             blocks = round(metrics.kv_usage * (metrics.num_blocks - 1))
-            seen.append(Seen(at, blocks, bool(metrics.running or metrics.waiting)))
+            quiet = not traffic.running and traffic.moves == moves
+            seen.append(Seen(at, blocks, quiet and not (metrics.running or metrics.waiting)))
             await asyncio.sleep(every)
 
     task = asyncio.create_task(look())
