@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from pdctl.observe.status import RoleStatus, Status
 
+_IDLE_S = 1800.0
+"""So long without a request is long for hosts that cost by the hour."""
+
 
 def status(
     file: options.File = options.DEFAULT_FILE,
@@ -96,8 +99,14 @@ def _show_cost(found: "Status") -> None:
     from pdctl.deploy.ec2 import costs
 
     ui.say(costs(cloud, now=time.time()), "warn" if cloud.made else "plain")
-    if cloud.made and not any(role.healthy for role in found.roles):
-        ui.say(f"nothing on them answers: `pdctl down --name {found.name}` ends the cost", "bad")
+    if not cloud.made:
+        return
+    ends = f"`pdctl down --name {found.name}` ends the cost"
+    if not any(role.healthy for role in found.roles):
+        ui.say(f"nothing on them answers: {ends}", "bad")
+    idle = [role.idle_s for role in found.roles if role.idle_s is not None]
+    if idle and min(idle) >= _IDLE_S:
+        ui.say(f"nobody has asked anything for {min(idle) / 3600:.1f} h: {ends}", "bad")
 
 
 def _show_ttl(found: "Status") -> None:

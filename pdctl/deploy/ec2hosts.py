@@ -1,5 +1,6 @@
 """The hosts of a deployment on EC2, as its record has them: their addresses, how to reach them."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -42,6 +43,22 @@ def outside_address(target: Ec2Target, host: CloudHost) -> str | None:
     return host.private_ip
 
 
+def _proxy(target: Ec2Target) -> str | None:
+    """The AWS CLI's own ways to a host that has no address to come in by; None to its address."""
+    words = ["--region", target.region]
+    if target.profile is not None:
+        words += ["--profile", shlex.quote(target.profile)]
+    where = " ".join(words)
+    if target.network.access == "ssm":
+        return (
+            f"aws ssm start-session {where} --target %h --document-name AWS-StartSSHSession "
+            "--parameters portNumber=%p"
+        )
+    if target.network.access == "instance-connect":
+        return f"aws ec2-instance-connect open-tunnel {where} --instance-id %h --remote-port %p"
+    return None
+
+
 def _login(name: str, target: Ec2Target, cloud: Cloud, host: CloudHost) -> Login:
     access, folder = target.access, paths.deployment_dir(name)
     key = access.key_file
@@ -52,12 +69,15 @@ def _login(name: str, target: Ec2Target, cloud: Cloud, host: CloudHost) -> Login
     if "host_keys" not in access.model_fields_set:
         pin = host.made
     limit = access.connect_timeout if "connect_timeout" in access.model_fields_set else None
+    proxy = _proxy(target)
+    address = host.id if proxy else outside_address(target, host)
     return Login(
-        address=outside_address(target, host) or f"no-address-of-{host.id}",
+        address=address or f"no-address-of-{host.id}",
         user=access.user,
         port=access.port,
         key_file=key,
-        jump=access.jump,
+        jump=None if proxy else access.jump,
+        proxy=proxy,
         pin=pin,
         connect_timeout=limit,
         pinned=folder / KNOWN_HOSTS,

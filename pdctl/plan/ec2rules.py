@@ -262,6 +262,12 @@ def _somebody_may_come(plan: CloudPlan, _: AwsFacts, __: float) -> Found:
         yield "nobody may reach SSH on the hosts: `network.allow_from` is empty"
 
 
+def _manageable(plan: CloudPlan, _: AwsFacts, __: float) -> Found:
+    target = plan.target
+    if target.network.access == "ssm" and plan.launches and target.instance_profile is None:
+        yield "`network.access: ssm` needs hosts that may talk to Systems Manager"
+
+
 # --- capacity ------------------------------------------------------------------------------------
 
 
@@ -463,6 +469,12 @@ RULES: Sequence[Rule] = (
         _somebody_may_come,
         "UG security groups: what no rule allows is dropped",
         "name your own network in `network.allow_from`",
+    ),
+    _rule(
+        "ssm",
+        _manageable,
+        "Systems Manager User Guide: instance permissions",
+        "set `target.instance_profile` to one with AmazonSSMManagedInstanceCore",
     ),
     _rule("reservation", _reservation_there, "InvalidCapacityReservationId.NotFound", _RESERVE),
     _rule(

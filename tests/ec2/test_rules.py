@@ -57,6 +57,10 @@ def instance(name: str, id: str, **other: Any) -> AwsInstance:
     return replace(found, **other)
 
 
+def with_nat(found: AwsFacts) -> AwsFacts:
+    return replace(found, subnets=(replace(SUBNET, way_out="nat-1"),))
+
+
 PAIR = (
     instance("prefill-0", "i-0000000000000000a"),
     instance("decode-0", "i-0000000000000000b"),
@@ -160,6 +164,7 @@ CASES: list[tuple[str, dict[str, Any], Change, str]] = [
         with_(groups=(AwsGroup("sg-0123456789abcdef0", "vpc-1"),)),
         "does not allow all traffic from itself",
     ),
+    ("ssm", {"network": {"access": "ssm"}}, with_nat, "needs hosts that may talk to Systems"),
     ("nobody", {"network": {"access": "elastic-ip"}}, with_(), "nobody may reach SSH"),
     ("reservation", {"capacity": ODCR}, with_(), "there is no cr-0123456789abcdef0"),
     (
