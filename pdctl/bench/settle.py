@@ -9,7 +9,7 @@ import aiohttp
 
 from pdctl.base.errors import TemporaryError
 from pdctl.base.events import Listener, StepWaiting
-from pdctl.bench.counters import Look, look
+from pdctl.observe.counters import Look, look
 from pdctl.observe.endpoints import Endpoints
 from pdctl.observe.reuse import Setting, put_setting
 

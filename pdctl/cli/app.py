@@ -9,6 +9,7 @@ from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
 from pdctl.cli.analyze import analyze
+from pdctl.cli.audit import audit
 from pdctl.cli.bench import bench
 from pdctl.cli.doctor import doctor
 from pdctl.cli.down import down
@@ -16,6 +17,7 @@ from pdctl.cli.drain import drain
 from pdctl.cli.explain import explain
 from pdctl.cli.init import init
 from pdctl.cli.logs import logs
+from pdctl.cli.orphans import orphans
 from pdctl.cli.plan import plan
 from pdctl.cli.render import render
 from pdctl.cli.report import report
@@ -27,6 +29,7 @@ from pdctl.cli.set_ttl import set_ttl
 from pdctl.cli.size import size
 from pdctl.cli.status import status
 from pdctl.cli.tail_logs import tail_logs
+from pdctl.cli.top import top
 from pdctl.cli.undrain import undrain
 from pdctl.cli.up import up
 from pdctl.cli.verify import verify
@@ -44,7 +47,10 @@ app.command()(render)
 app.command()(plan)
 app.command()(up)
 app.command()(status)
+app.command()(top)
 app.command()(down)
+app.command()(orphans)
+app.command()(audit)
 app.command()(restart)
 app.command()(drain)
 app.command()(undrain)

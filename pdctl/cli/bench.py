@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pdctl.base.errors import BadAnswerError, NotFoundError, UsageError
+from pdctl.base.errors import BadAnswerError, NotFoundError, PdctlError, UsageError
 from pdctl.cli import options, ui
+from pdctl.cli.reached import reached
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -283,6 +284,9 @@ def _measure(
     except KeyboardInterrupt:
         ui.say(f"prefill may run with another setting: `pdctl up -f {file}` puts it back", "warn")
         raise
+    except PdctlError:
+        bring_up(config, file, listen)
+        raise
     bring_up(config, file, listen)
 
 
@@ -291,32 +295,15 @@ def _group(
 ) -> None:
     import asyncio
 
-    from pdctl.base.explain import ADMIN_TENANT
     from pdctl.bench.run import Bench
-    from pdctl.deploy.local import read_secrets
-    from pdctl.deploy.reach import ways_to
-    from pdctl.observe.endpoints import endpoints_of, first_key, tenant_key
-    from pdctl.render.deployment import render
-    from pdctl.render.place import place_of
-    from pdctl.state.store import StateStore
+    from pdctl.deploy.local import keys_of, read_secrets
 
-    secrets = read_secrets(config)
-    keys = secrets.client_keys.value if secrets.client_keys else None
-    state = StateStore(config.name).load()
-    processes = state.processes.values() if state and state.processes else ()
-    with ways_to(config) as near:
-        endpoints = endpoints_of(
-            config,
-            processes or render(config, place_of(config)).processes,
-            engine_key=secrets.engine_key.value if secrets.engine_key else None,
-            router_key=first_key(keys) if keys else None,
-            near=near,
-        )
+    with reached(config) as endpoints:
         run = Bench(
             endpoints,
             settings,
             folder,
-            admin_key=tenant_key(keys, ADMIN_TENANT) if keys else None,
+            admin_key=keys_of(read_secrets(config)).admin,
             listen=ui.listener(),
             deadline=deadline,
         )

@@ -247,7 +247,7 @@ class Engine(Section):
     plugin: Literal["auto", "off"] = "auto"
     """pdctl's plugin inside vLLM; `off` leaves the engine alone, all but its levers still work."""
     api_key_file: FilePath | None = None
-    """File with the key the router shows to the engines. Never in argv."""
+    """File with the key the router shows to the engines; on other hosts `up` makes one without."""
 
 
 class Kv(Section):
@@ -370,7 +370,30 @@ class SshHosts(Section):
     """Hosts that each run a router; default is the first prefill host."""
 
 
-class SshTarget(Section):
+class PreparedHosts(Section):
+    """How hosts are prepared and kept running."""
+
+    model_dir: Text | None = None
+    """Directory on the hosts for downloaded models; default is on `nvme`, else in `base_dir`."""
+    model_source: (
+        Annotated[str, _text(r"^s3://[a-z0-9.-]+(/[^\s]+)?$", "an S3 prefix: `s3://bucket/model`")]
+        | None
+    ) = None
+    """Where the hosts get the model's files from; default is the hub."""
+    nvme: Annotated[str, _text(r"^/[^\s]+$", "an absolute path")] | None = None
+    """Where to mount the instance's own NVMe disks, several as one; default touches no disk."""
+    efa_installer: Version | None = None
+    """Version of AWS's EFA installer that the engine hosts must have; default is what they have."""
+    efa_installer_sha256: (
+        Annotated[str, _text(r"^[0-9a-f]{64}$", "64 hexadecimal digits")] | None
+    ) = None
+    """SHA-256 of its tarball; without it AWS's signature is checked."""
+    supervision: Literal["auto", "systemd", "process"] = "auto"
+    """What starts a process again that died: a systemd unit, or a process of pdctl's beside it.
+    `auto`: systemd where it runs and root can be had, else the process."""
+
+
+class SshTarget(PreparedHosts):
     """Hosts that exist, reached over SSH."""
 
     kind: Literal["ssh"]
@@ -385,11 +408,6 @@ class SshTarget(Section):
     """Port of NIXL's handshake."""
     base_dir: Text = "/opt/pdctl"
     """Directory on the hosts for everything that pdctl puts there."""
-    model_dir: Text | None = None
-    """Directory on the hosts for downloaded models; default is inside `base_dir`."""
-    supervision: Literal["auto", "systemd", "process"] = "auto"
-    """What starts a process again that died: a systemd unit, or a process of pdctl's beside it.
-    `auto`: systemd where it runs and root can be had, else the process."""
     start_timeout: PositiveSeconds = 1800.0
     """How long an engine may take to become healthy, loading the model included."""
     stop_timeout: PositiveSeconds = 60.0
@@ -447,7 +465,7 @@ class Ec2Access(SshAccess):
     """User of the image."""
 
 
-class Ec2Target(Section):
+class Ec2Target(PreparedHosts):
     """Hosts that pdctl makes, or adopts by `instance_ids`, on EC2."""
 
     kind: Literal["ec2"]

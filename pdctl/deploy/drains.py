@@ -78,7 +78,8 @@ def set_drained(
     store.save(state)
     routers = Routers.of(world, state, key)
     routers.tell(state)
-    audit.note(state.name, f"{'drain' if why else 'undrain'} {', '.join(names)}")
+    change = f"{'drain' if why else 'undrain'} {', '.join(names)}"
+    audit.note_on(world, routers.hosts, state.name, change)
     if wait:
         step, what = f"drain-{'+'.join(names)}", f"wait for what {listed(names)} still has"
         began = world.monotonic()
@@ -120,6 +121,11 @@ class Routers:
             if record.ref is not None and world.hosts[record.host].alive(record.ref)
         )
         return cls(world, records, key)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Where they are."""
+        return [record.host for record in self.records]
 
     def tell(self, state: DeploymentState) -> Views:
         """Tell all of them everything that is recorded of engines.

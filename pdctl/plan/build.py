@@ -9,7 +9,7 @@ from pdctl.base.words import listed
 from pdctl.config.digest import digest_of
 from pdctl.config.model import Config, Ec2Target, ExternalTarget
 from pdctl.engine import choices
-from pdctl.plan.differences import differences
+from pdctl.plan.differences import TTL_OPTIONS, differences
 from pdctl.plan.facts import Facts
 from pdctl.plan.model import (
     Admit,
@@ -18,10 +18,10 @@ from pdctl.plan.model import (
     EndGenerations,
     EndLeftovers,
     Install,
-    Instance,
     MakeDirectories,
     Part,
     Plan,
+    Prepare,
     ProvePairs,
     ReturnTtl,
     Start,
@@ -33,7 +33,7 @@ from pdctl.plan.model import (
 )
 from pdctl.plan.rolling import Group, Member, changes_kind, groups_of
 from pdctl.render.model import Deployment
-from pdctl.state.model import DeploymentState, ProcessRecord
+from pdctl.state.model import DeploymentState, Intervals, ProcessRecord
 
 BY_UP = "pdctl replaces it"
 """Why an engine is drained that `up` itself will admit again."""
@@ -80,7 +80,6 @@ def build(
             *_consent(steps, facts, state, deployment, groups),
             *([_CUT_OFF] if groups and not work.drains else []),
         ),
-        instances=tuple(_instances(config)),
         hourly_usd=None if isinstance(config.target, Ec2Target) else 0.0,
         notices=deployment.notices,
     )
@@ -116,7 +115,8 @@ class _Work:
             return _Verdict(True, False, "it was never started")
         if spec.name not in self.facts.alive:
             return _Verdict(True, False, _why_dead(record))
-        if drift := (*differences(record, spec), *self._kept_otherwise(record)):
+        ignored = TTL_OPTIONS if self._ttl_holds() else ()
+        if drift := (*differences(record, spec, ignored), *self._kept_otherwise(record)):
             return _Verdict(True, True, f"the configuration changed: {_short(drift)}")
         now = self.facts.now.get(spec.name, record.ref)
         pid = now.pid if now else 0
@@ -125,6 +125,12 @@ class _Work:
         if spec.name in self.facts.healthy:
             return _Verdict(False, False, f"pid {pid} runs as configured and answers")
         return _Verdict(False, False, f"pid {pid} runs as configured; it does not answer yet")
+
+    def _ttl_holds(self) -> bool:
+        """Whether what the configuration says is in force, whatever the processes began with."""
+        config = self.config
+        wanted = Intervals(config.kv.decoder_ttl, choices.router_ttl(config))
+        return self.state is not None and self.state.ttl == wanted
 
     def _kept_otherwise(self, record: ProcessRecord) -> Iterator[str]:
         """`auto` leaves alone what is kept running at all."""
@@ -143,9 +149,12 @@ class _Work:
         routers = tuple(s for s in self.deployment.processes if s.role == "router")
         first = tuple(s for s in engines if s.name not in rolled)
         yield from self._leftovers()
+        yield from self._tasks("machine")
         yield self._directories()
         yield from self._engine()
-        yield self._model()
+        yield from self._tasks("software")
+        if not any(task.id == "model" for task in self.facts.tasks):
+            yield self._model()
         yield self._files()
         yield from self._ttl()
         early = _first_key(self.state, engines)
@@ -334,6 +343,19 @@ class _Work:
         why = "logs, sockets and control files of this deployment, private to this user"
         return Step("directories", what, why, True, MakeDirectories())
 
+    def _tasks(self, phase: str) -> Iterator[Step]:
+        for task in self.facts.tasks:
+            if task.phase != phase:
+                continue
+            if not task.todo:
+                yield _nothing(task.id, task.what, task.done)
+                continue
+            why = "; ".join(f"{host}: {reason}" for host, reason in task.todo[:_SHOWN_DIFFERENCES])
+            if (more := len(task.todo) - _SHOWN_DIFFERENCES) > 0:
+                why += f"; and {more} more hosts"
+            action = Prepare(task.id, tuple(host for host, _ in task.todo))
+            yield Step(task.id, task.what, why, True, action)
+
     def _engine(self) -> Iterator[Step]:
         recipe = self.deployment.recipe
         if isinstance(self.config.target, ExternalTarget):
@@ -391,7 +413,7 @@ class _Work:
     def _ttl(self) -> Iterator[Step]:
         """Before anything starts: what starts has the configuration's own."""
         live = self.state.live_ttl if self.state else None
-        if live is not None:
+        if live is not None and not self._ttl_holds():
             now = format_duration(live.decoder_ttl)
             what = f"return the TTL to {format_duration(self.config.kv.decoder_ttl)}"
             why = f"`pdctl set-ttl` made it {now}, and the configuration does not say so"
@@ -529,18 +551,3 @@ def _consent(
     if deployment.recipe and any(isinstance(a, Install) and a.reset for a in actions):
         key = deployment.recipe.layout.key
         yield f"this rebuilds the engine environment `{key}`, which other deployments may use"
-
-
-def _instances(config: Config) -> Iterator[Instance]:
-    target = config.target
-    if not isinstance(target, Ec2Target):
-        return
-    for role, wanted in (
-        ("prefill", target.prefill),
-        ("decode", target.decode),
-        ("router", target.router),
-    ):
-        for _ in range(wanted.count if wanted else 0):
-            kind = (wanted.instance_type if wanted else None) or target.instance_type
-            zone = target.zones[0] if len(target.zones) == 1 else None
-            yield Instance(role, kind, zone)

@@ -90,7 +90,8 @@ def render(
 def _model(config: Config, place: Place) -> str:
     if choices.is_built_in(config):
         return str(built_in_dir(place.cache, config.model.id))
-    return config.model.id
+    downloaded = choices.source_path(config, place.hub) if place.hub else None
+    return config.model.id if downloaded is None else str(downloaded)
 
 
 def _engine(
@@ -144,6 +145,7 @@ def _paths(config: Config, place: Place, spot: Spot) -> EnginePaths:
         status=place.state / "plugin" / spot.name,
         plugin=place.cache / "plugins" / bundle_name(bundle_files()) if on else None,
         hub=place.hub,
+        compiled=place.compiled,
     )
 
 
@@ -216,9 +218,7 @@ def _supervisor_files(
 def may_supervise(config: Config) -> bool:
     """Whether processes may be kept running by pdctl's own supervisor."""
     target = config.target
-    if isinstance(target, SshTarget):
-        return target.supervision != "systemd"
-    return isinstance(target, Ec2Target)
+    return isinstance(target, SshTarget | Ec2Target) and target.supervision != "systemd"
 
 
 def _copies_example(config: Config) -> bool:

@@ -21,10 +21,9 @@ from pdctl.doctor.checks import CHECKS
 from pdctl.state.bundle import CONTENTS, FACTS, save_bundle
 from pdctl.targets.base import Host, OutputSink, Result
 from pdctl.targets.local import LocalHost
+from tests.cli.conftest import Serve
 from tests.cli.deployed import Deployed
 from tests.cli.helpers import CliResult, run_cli
-from tests.cli.test_verify import Serve
-from tests.cli.test_verify import serve as serve
 from tests.doctor import cases
 from tests.observe.fakes import FakeEngine
 
@@ -254,8 +253,7 @@ def test_no_example_fails_before_anything_runs(example: str, tmp_path: Path) -> 
         asked = ("doctor", "-f", str(file), "--json", "--only", "host.reach", "--offline")
         reach = run_cli(*asked).json
         assert {c["status"] for c in reach["checks"]} == {"skip"}
-        reason = "asks no other machine" if example == "ssh-2p2d" else "cannot log in to hosts of"
-        assert reason in reach["checks"][0]["evidence"][0]
+        assert "asks no other machine" in reach["checks"][0]["evidence"][0]
 
 
 # --- bundles ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What engines count while a phase of a cell runs: prefill's work, transfers, pinned blocks."""
+"""What engines count while somebody watches: prefill's work, transfers, pinned blocks."""
 
 import asyncio
 from collections.abc import Sequence
