@@ -30,10 +30,10 @@ def plan(
     from pdctl.plan.build import build
     from pdctl.plan.facts import Facts
     from pdctl.render.check import load_checked
-    from pdctl.render.model import SHOWN, Secrets
+    from pdctl.render.model import SHOWN
 
     config = load_checked(file).config
-    wanted = local.wanted_of(config, file, Secrets())
+    wanted = local.wanted_of(config, file, local.read_secrets(config))
     first = build(config, wanted.rendered(SHOWN), Facts(known=False), None)
     looked = cloud.looked_at(config) if isinstance(config.target, Ec2Target) else None
     asked = not isinstance(config.target, ExternalTarget) and (looked is None or looked.made)

@@ -42,6 +42,8 @@ def up(
 
     config = load_checked(file).config
     local.require_reachable(config, "up")
+    if not dry_run:
+        local.make_key(config)
     secrets = local.read_secrets(config)
     wanted = local.wanted_of(config, file, secrets, verify=verify)
     store = StateStore(config.name)

@@ -247,7 +247,7 @@ class Engine(Section):
     plugin: Literal["auto", "off"] = "auto"
     """pdctl's plugin inside vLLM; `off` leaves the engine alone, all but its levers still work."""
     api_key_file: FilePath | None = None
-    """File with the key the router shows to the engines. Never in argv."""
+    """File with the key the router shows to the engines; on other hosts `up` makes one without."""
 
 
 class Kv(Section):

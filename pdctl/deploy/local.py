@@ -1,7 +1,10 @@
 """What `up`, `plan` and `down` need when everything runs on this machine."""
 
+import os
 from pathlib import Path
+from secrets import token_urlsafe
 
+from pdctl.base import paths
 from pdctl.base.command import Secret
 from pdctl.base.errors import NotFoundError, UsageError
 from pdctl.base.events import Listener, ignore
@@ -13,12 +16,14 @@ from pdctl.deploy.prepare.model import hub_token
 from pdctl.deploy.survey import Wanted
 from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
+from pdctl.engine import choices
 from pdctl.engine.example import is_archive, read_from_archive
 from pdctl.observe.endpoints import tenant_key
 from pdctl.render.deployment import render
 from pdctl.render.model import SHOWN, Secrets
 from pdctl.render.place import place_of
 from pdctl.render.spots import THIS_MACHINE
+from pdctl.state.store import explained, make_private
 from pdctl.targets.local import LocalHost
 
 
@@ -65,11 +70,35 @@ def read_secrets(config: Config) -> Secrets:
     Raises:
         NotFoundError: a file cannot be read; says which key names it.
     """
+    configured = config.engine.api_key_file
+    made = made_key(config.name) if configured is None and choices.asks_key(config) else None
     return Secrets(
-        engine_key=_key("engine.api_key_file", config.engine.api_key_file, first_line=True),
+        engine_key=_key("engine.api_key_file", configured, first_line=True)
+        or (_key("the engines' key", made, first_line=True) if made and made.exists() else None),
         client_keys=_key("router.api_keys_file", config.router.api_keys_file),
         hf_token=hub_token() if isinstance(config.target, SshTarget | Ec2Target) else None,
     )
+
+
+def made_key(name: str) -> Path:
+    """Where the key is that `up` makes for engines which ask for one, when the file names none."""
+    return paths.deployment_dir(name) / "keys" / "engine"
+
+
+def make_key(config: Config) -> None:
+    """Make that key, unless it is there or none is needed.
+
+    Raises:
+        PdctlError: it cannot be written.
+    """
+    file = made_key(config.name)
+    if config.engine.api_key_file is not None or not choices.asks_key(config) or file.exists():
+        return
+    with explained(file):
+        make_private(file.parent)
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as written:
+            written.write(token_urlsafe(32) + "\n")
 
 
 def read_example(config: Config) -> bytes | None:

@@ -1,10 +1,12 @@
 """Ending exactly what a deployment started, and proving that nothing of it is left."""
 
+import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from pdctl.base import paths
 from pdctl.base.command import command
 from pdctl.base.errors import BadAnswerError
 from pdctl.base.events import Note, StepDone, StepSkipped, StepStarted
@@ -103,6 +105,8 @@ def purge(world: World, name: str, place: Place) -> list[str]:
         What was removed, `host: path`.
     """
     removed: list[str] = []
+    if world.trail is not None:  # the engines' key, which `up` makes here
+        shutil.rmtree(paths.deployment_dir(name) / "keys", ignore_errors=True)
     for host_name, host in world.hosts.items():
         gone: list[PurePosixPath] = []
         if world.trail is None:

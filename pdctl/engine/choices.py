@@ -90,6 +90,15 @@ def router_ttl(config: Config) -> float:
     return safe_router_ttl(config.kv.decoder_ttl)
 
 
+def asks_key(config: Config) -> bool:
+    """Whether the engines ask for a key: they trust whoever reaches them with the KV of others.
+
+    On this machine nobody but its users reaches them.
+    """
+    far = config.target.kind in ("ssh", "ec2")
+    return far or config.engine.api_key_file is not None
+
+
 def is_built_in(config: Config) -> bool:
     """Whether the model is one that pdctl makes."""
     return config.model.id in (TINY_MODEL, SMALL_MODEL)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 import aiohttp
@@ -16,6 +17,7 @@ from pdctl.state.model import DeploymentState, Intervals, Phase, ProcessRecord
 from pdctl.targets.base import Host
 
 _TIMEOUT_S = 5.0
+_AT_ONCE = 64
 
 Near = Callable[[ProcessRecord], str]
 
@@ -126,6 +128,9 @@ async def read_status(
         near: gives the URL at which this machine reaches a process.
     """
     records = sorted(state.processes.values(), key=lambda r: (ROLES.index(r.role), r.index))
+    # By itself it would be a few threads, and hosts would wait for each other.
+    pool = ThreadPoolExecutor(min(max(len(records), 1), _AT_ONCE))
+    asyncio.get_running_loop().set_default_executor(pool)
     async with aiohttp.ClientSession() as session:
         found = await asyncio.gather(*(_read_role(session, hosts, each, near) for each in records))
     roles = [replace(role, drained=state.drained.get(role.name, "")) for role in found]

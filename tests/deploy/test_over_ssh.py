@@ -12,11 +12,12 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from pdctl.base import paths
 from pdctl.base.command import command
 from pdctl.base.errors import NotFoundError, PermissionDeniedError, UnreachableError, UsageError
 from pdctl.base.events import Event, Note, StepDone
 from pdctl.config.model import Config, SshTarget
-from pdctl.deploy import facts, install, reach
+from pdctl.deploy import facts, install, local, reach
 from pdctl.deploy.world import World
 from pdctl.engine.install import InstallStep, pip_recipe
 from pdctl.engine.layout import EngineLayout
@@ -198,6 +199,45 @@ def test_an_engine_is_installed_over_ssh_once_and_repaired(pair: Pair, tmp_path:
         finally:
             pair.host.close()
             pair.host = here
+
+
+# --- the engines' key ----------------------------------------------------------------------------
+
+
+def test_engines_on_other_hosts_get_a_key_that_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(paths.STATE_DIR_ENV, str(tmp_path))
+    far = configured()
+    assert local.read_secrets(far).engine_key is None
+    local.make_key(far)
+    first = local.read_secrets(far).engine_key
+    local.make_key(far)
+    again = local.read_secrets(far).engine_key
+    assert first is not None
+    assert again is not None
+    assert len(first.value) > 40
+    assert first.value == again.value
+    assert local.made_key("x").stat().st_mode & 0o777 == 0o600
+
+    deployment = render(far, place_of(far), secrets=local.read_secrets(far))
+    engine, router = deployment.processes[0].command, deployment.processes[-1].command
+    assert engine.environ()["VLLM_API_KEY"] == first.value
+    assert first.value not in " ".join(engine.argv() + router.argv())
+    (key,) = [file for file in deployment.files if file.secret]
+    assert (key.content, key.mode) == (first.value.encode(), 0o600)
+    assert router.argv()[router.argv().index("--engine-key-file") + 1] == str(key.path)
+
+
+def test_engines_of_this_machine_ask_for_no_key_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(paths.STATE_DIR_ENV, str(tmp_path))
+    here = Config.model_validate({"name": "x", "model": {"id": "/m"}, "target": {"kind": "local"}})
+    local.make_key(here)
+    assert not local.made_key("x").exists()
+    command = render(here, place_of(here)).processes[0].command
+    assert "VLLM_API_KEY" not in command.environ()
 
 
 def test_only_the_damaged_host_of_several_is_reset(tmp_path: Path) -> None:

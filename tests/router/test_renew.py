@@ -217,6 +217,21 @@ async def test_who_waits_for_room_comes_first() -> None:
         assert len(w.d.renewals) == 1
 
 
+async def test_an_engine_that_is_drained_or_gone_is_not_asked() -> None:
+    async with renewing() as w:
+        await begun(w)
+        fleet = w.router.shared.fleet
+        fleet.drain(w.d.url, "it is to be restarted")
+        await later(w)
+        fleet.drain(w.d.url, "")
+        engine = fleet.decode.pop(w.d.url)
+        await later(w, LATER + 2)
+        fleet.decode[w.d.url] = engine
+        assert w.d.renewals == []
+        await later(w, LATER + 4)
+        assert len(w.d.renewals) == 1
+
+
 async def test_an_engine_that_was_restarted_is_not_asked_for_what_it_had() -> None:
     async with renewing() as w:
         await begun(w)
