@@ -374,6 +374,7 @@ _PDCTL_ONLY = (
     "request_log",
     "request_log_mib",
     "request_log_keep",
+    "otlp_endpoint",
     "limits",
     "replicas",
 )
