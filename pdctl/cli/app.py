@@ -8,6 +8,7 @@ import typer
 from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
+from pdctl.cli.accept import accept
 from pdctl.cli.analyze import analyze
 from pdctl.cli.audit import audit
 from pdctl.cli.bench import bench
@@ -17,6 +18,7 @@ from pdctl.cli.drain import drain
 from pdctl.cli.explain import explain
 from pdctl.cli.init import init
 from pdctl.cli.logs import logs
+from pdctl.cli.orphans import orphans
 from pdctl.cli.plan import plan
 from pdctl.cli.render import render
 from pdctl.cli.report import report
@@ -48,6 +50,7 @@ app.command()(up)
 app.command()(status)
 app.command()(top)
 app.command()(down)
+app.command()(orphans)
 app.command()(audit)
 app.command()(restart)
 app.command()(drain)
@@ -59,6 +62,7 @@ app.command()(explain)
 app.command()(analyze)
 app.command()(bench)
 app.command()(report)
+app.command()(accept)
 app.command()(reuse)
 app.command()(set_ttl)
 app.command()(router)

@@ -27,10 +27,13 @@ def up(
 ) -> None:
     """Install, start, wait until healthy, and prove that turn 2 reuses turn 1's KV.
 
+    On EC2 it makes the hosts first; that costs money, so it asks.
+
     Run it again after an interruption or a failure: it goes on where it stopped. What runs as
     configured is left alone.
     """
-    from pdctl.cli.plan import show_plan
+    from pdctl.cli import cloud
+    from pdctl.cli.plan import plan, show_plan
     from pdctl.deploy import local, proof, reach, runner
     from pdctl.deploy.survey import survey
     from pdctl.render.check import load_checked
@@ -39,22 +42,31 @@ def up(
 
     config = load_checked(file).config
     local.require_reachable(config, "up")
+    if not dry_run:
+        local.make_key(config)
     secrets = local.read_secrets(config)
     wanted = local.wanted_of(config, file, secrets, verify=verify)
     store = StateStore(config.name)
-    world = reach.world_of(config, ui.listener(verbose=verbose))
-    try:
-        reach.connect_all(world)
+    all_new = False
+    if config.target.kind == "ec2":
         if dry_run:
-            show_plan(survey(world, wanted, store).plan, json=json)
+            plan(file, json=json, verbose=verbose)
             return
-        with hold(config.name, "pdctl up", wait=lock_wait):
-            found = survey(world, wanted, store)
-            agree(found.plan, yes=yes)
-            prove = proof.two_turns(config, secrets, world)
-            outcome = runner.up(world, wanted, store, found, prove=prove)
-    finally:
-        world.close()
+        all_new = cloud.make_hosts(config, yes=yes, verbose=verbose, lock_wait=lock_wait)
+    with cloud.ended_on_failure(config, lambda: all_new):
+        world = reach.world_of(config, ui.listener(verbose=verbose))
+        try:
+            reach.connect_all(world)
+            if dry_run:
+                show_plan(survey(world, wanted, store).plan, json=json)
+                return
+            with hold(config.name, "pdctl up", wait=lock_wait):
+                found = survey(world, wanted, store)
+                agree(found.plan, yes=yes)
+                prove = proof.two_turns(config, secrets, world)
+                outcome = runner.up(world, wanted, store, found, prove=prove)
+        finally:
+            world.close()
     tell(config, file, outcome, json=json)
 
 
@@ -134,24 +146,20 @@ def _useful(config: "Config", file: str, outcome: "Outcome") -> list[str]:
         f"-d {shlex.quote(json.dumps(body))}",
         f"pdctl status{with_file}",
         f"pdctl verify{with_file}",
-        *_logs(config, outcome),
+        _logs(config, with_file),
         f"pdctl down{with_file}",
     ]
 
 
-def _logs(config: "Config", outcome: "Outcome") -> "Iterator[str]":
+def _logs(config: "Config", with_file: str) -> str:
     """How to read them, on whichever machine they are."""
     import shlex
 
     from pdctl.base import paths
 
     if config.target.kind == "local":
-        yield f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log"
-        return
-    for record in outcome.state.processes.values():
-        unit = record.ref.unit if record.ref else ""
-        follow = f"journalctl -f -u {unit}" if unit else f"tail -f {shlex.quote(record.log)}"
-        yield f"ssh {shlex.quote(record.host)} {follow}"
+        return f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log"
+    return f"pdctl tail-logs{with_file}"
 
 
 def _way_in(config: "Config", outcome: "Outcome") -> "Iterator[str]":

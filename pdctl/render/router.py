@@ -16,6 +16,9 @@ _ENV: Mapping[str, Part] = {
     "PYTHONUNBUFFERED": "1",
 }
 
+OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
+"""Variable with the address of the collector that a router sends traces to."""
+
 TTL_FILE = "--ttl-file"
 """Option with the file in which a router keeps the TTL that was set while it ran."""
 
@@ -39,9 +42,9 @@ def router_files(config: Config, place: Place, spot: Spot) -> RouterFiles:
     here = spot.host == THIS_MACHINE
 
     def key(configured: PurePath | None, copy: str) -> PurePosixPath | None:
-        if configured is None:
-            return None
-        return PurePosixPath(configured) if here else place.state / "keys" / copy
+        if here or (configured is None and copy == "clients"):
+            return None if configured is None else PurePosixPath(configured)
+        return place.state / "keys" / copy
 
     log = config.router.request_log
     return RouterFiles(
@@ -117,7 +120,12 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls, cells: Mapping[st
         elif value is not None:
             words += [flag, value if isinstance(value, Secret) else str(value)]
     parts = (place.pdctl_python, "-m", "pdctl", "router", *words)
-    return Command(parts, _ENV, cwd=str(place.temp))
+    return Command(parts, {**_ENV, **_traces(router)}, cwd=str(place.temp))
+
+
+def _traces(router: Router) -> dict[str, Part]:
+    """In OpenTelemetry's own variable, which a router that is started by hand reads too."""
+    return {} if router.otlp_endpoint is None else {OTLP_ENV: router.otlp_endpoint}
 
 
 def _flags(router: Router) -> Iterator[tuple[str, object]]:
@@ -161,7 +169,7 @@ def _example(
     # Engines that something else runs say nothing of their interpreter.
     python = python or config.engine.python or place.default_python
     env = dict(_ENV)
-    if config.engine.api_key_file is not None:
+    if choices.asks_key(config):
         env[example.KEY_ENV] = key or Secret("")
     words = ["--host", spot.address, "--port", str(spot.port)]
     for role, flag in (("prefill", "prefiller"), ("decode", "decoder")):

@@ -38,6 +38,7 @@ from pdctl.router.passing import PASSED, body_of, engine_headers, header_text, p
 from pdctl.router.requestlog import RequestLog
 from pdctl.router.settings import RouterSettings
 from pdctl.router.store import HandleStore
+from pdctl.router.tracing import Tracing
 from pdctl.router.watch import Watcher
 
 log = logging.getLogger("pdctl.router")
@@ -61,7 +62,9 @@ class Router:
         key: str | None = None,
         api_keys: ApiKeys | None = None,
         key_file: KeyFile | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._driver = tracing.driver if tracing else Driver
         limits, file = settings.limits, settings.ttl_file
         self.settings = settings
         self.policy = Policy(
@@ -95,6 +98,7 @@ class Router:
             EngineSwitch(self.shared, gate, settings.engines_file),
         )
         self._in_flight = 0
+        self._last_work = time.monotonic()
         self.shared.metrics.in_flight.set_function(lambda: self._in_flight)
         self._limits_running: set[asyncio.Timeout] = set()
         self.log = RequestLog(
@@ -147,7 +151,7 @@ class Router:
             request_id=request_id[:_LONGEST_ID],
             audited=random.random() < self.settings.audit_share,
         )
-        driver = Driver(
+        driver = self._driver(
             self.shared,
             request,
             turn.request_id,
@@ -176,6 +180,7 @@ class Router:
         finally:
             self._limits_running.discard(limit)
             self._tell(turn, report, driver, arrived, time.monotonic() - began)
+            driver.told(report)
         assert driver.response is not None
         return driver.response
 
@@ -267,6 +272,7 @@ class Router:
         return {
             "ready": fleet.ready() and not self.draining,
             "version": __version__,
+            "idle_s": round(time.monotonic() - self._last_work, 1),
             "ttl": self.policy.ttl,
             "threshold": self.settings.threshold,
             "handles": sum(total.handles for total in totals.values()),
@@ -349,6 +355,8 @@ class Router:
             return error_answer(500, "The router has a bug; its log says more", "internal_error")
         finally:
             self._in_flight -= 1
+            if works:
+                self._last_work = time.monotonic()
         metrics.count_request(path, response.status)
         return response
 

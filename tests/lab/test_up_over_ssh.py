@@ -143,6 +143,19 @@ def test_up_twice_verify_one_killed_and_down(operator: Operator) -> None:
     assert report["ok"] is True
     assert received(prefill) - before > 1_000_000  # decode's blocks came over the wire
 
+    # Over SSH too: in force at once, as decode's own handle says, and nothing restarts.
+    said = operator.asks("set-ttl", "300", "--write", "--yes")
+    least, most = said["decode"][0]["kept_for"]
+    assert least - 0.5 <= 300 <= most + 0.5
+    assert [router["ttl"] for router in said["routers"]] == [292]
+    assert operator.asks("status")["kv"] == {"decoder_ttl": 300, "router_ttl": 292}
+    plan = operator.asks("plan")
+    assert [step["id"] for step in plan["steps"] if step["changes"]] == []
+    assert operator.asks("set-ttl", "60", "--yes")["routers"][0]["ttl"] == 52
+    drift = operator.asks("status")["kv"]
+    assert drift["configured"] == {"decoder_ttl": 300, "router_ttl": 292}
+    assert operator.asks("set-ttl", "300", "--yes")["routers"][0]["ttl"] == 292
+
     pid = next(each["pid"] for each in status["roles"] if each["role"] == "decode")
     os.kill(pid, 9)
     while procfs.read_stat(pid) is not None and procfs.read_stat(pid).runs:  # type: ignore[union-attr]
