@@ -70,7 +70,7 @@ def router(
 ) -> None:
     """Run the multi-turn router until SIGTERM."""
     from pdctl.base.durations import parse_duration
-    from pdctl.router import logs, server
+    from pdctl.router import logs, serve
     from pdctl.router.keys import KeyFile
     from pdctl.router.settings import RouterSettings
 
@@ -102,7 +102,7 @@ def router(
     # The first line, as `up` reads it: a line break cannot stand in a header.
     engine_key = _read(engine_key_file).splitlines()[0].strip() if engine_key_file else None
     key_file = KeyFile(api_keys) if api_keys else None
-    server.serve(settings, key=engine_key, key_file=key_file)
+    serve.serve(settings, key=engine_key, key_file=key_file)
 
 
 def _check_access(host: str, api_keys: Path | None, *, allowed: bool, salted: bool) -> None:

@@ -4,7 +4,7 @@ A turn (`core.run_turn`) yields an action and is sent what came of it. Of each a
 line says after the arrow what that is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,11 +43,13 @@ class Render:
 
     Attributes:
         path: `/tokenize`, or the endpoint's own rendering.
+        meanwhile: what may be worked out while prefill renders, and costs no time then.
     """
 
     url: str
     path: str
     body: dict[str, Any]
+    meanwhile: Callable[[], object] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from pdctl.base.transfer import FIRST_TURN, for_pull, is_handle
-from pdctl.router import audit, legs, match
+from pdctl.router import audit, legs, match, prefixes
 from pdctl.router.actions import (
     Action,
     Alarm,
@@ -62,8 +63,6 @@ class TurnRequest:
     Attributes:
         body: the client's JSON object, as it came.
         conversation: what it says about the conversation it belongs to.
-        keys: digests of ever longer beginnings of the request, with their sizes in tokens,
-            by which prefill servers that computed them lately are known.
         audited: should it reuse, what prefill says of the first token is compared with cold runs.
     """
 
@@ -72,8 +71,15 @@ class TurnRequest:
     tenant: str
     conversation: Conversation
     request_id: str
-    keys: Sequence[Key] = ()
     audited: bool = False
+
+    @cached_property
+    def keys(self) -> Sequence[Key]:
+        """Names of ever longer beginnings of the prompt, with their sizes in estimated tokens.
+
+        By them, prefill servers that computed them lately are known.
+        """
+        return prefixes.keys(self.endpoint, self.body)
 
 
 @dataclass
@@ -166,8 +172,6 @@ class _Turn:
             salt=str(self.body.get("cache_salt") or ""),
         )
         self.shape = shape(request.endpoint, self.body)
-        self.size = request.keys[-1][1] if request.keys else _rough_length(self.body)
-        self.known = fleet.prefixes.known(request.keys)
         self.retain = self._may_retain()
         self.ttl = policy.ttl
         self.claimed: Handle | None = None
@@ -182,6 +186,17 @@ class _Turn:
     def packed(self) -> bytes | None:
         """The prompt's ids as handles keep them."""
         return self.prompt_ids.packed if self.prompt_ids is not None else None
+
+    @cached_property
+    def size(self) -> int:
+        """Tokens of the prompt, estimated until it is rendered."""
+        keys = self.request.keys
+        return keys[-1][1] if keys else _rough_length(self.body)
+
+    @cached_property
+    def known(self) -> dict[str, int]:
+        """By prefill server: tokens of the prompt's beginning that it may have computed lately."""
+        return self.fleet.prefixes.known(self.request.keys, self.size)
 
     def run(self) -> Turn:
         kv = yield from self._first_leg()
@@ -272,14 +287,18 @@ class _Turn:
         given = self.body.get("prompt")
         if isinstance(given, list):
             return Ids(given)  # `excluded` let nothing but one list of ids through
-        prefill = self.fleet.choose_prefill(tokens=self.size, known=self.known)
+        prefill = self.fleet.only_prefill() or self._cold_choice([])
         if prefill is None:
             return None
         path, body = render_request(
             self.request.endpoint, self.body, renders=self.fleet.prefill[prefill].renders
         )
-        ids: Ids | None = yield Render(prefill, path, body)
+        ids: Ids | None = yield Render(prefill, path, body, meanwhile=self._hints)
         return ids
+
+    def _hints(self) -> object:
+        """What is of use later, and takes as long as the prompt is."""
+        return self.request.keys, self.request.conversation.anchor
 
     def _claim(self, found: list[Found]) -> Generator[Action, Any, str]:
         """Claim the best handle that may be used. Returns the prefill server to use it on."""

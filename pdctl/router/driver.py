@@ -9,7 +9,6 @@ import orjson
 from aiohttp import web
 
 from pdctl.base.explain import REQUEST_ID_HEADER, TURN_HEADER, TurnExplanation
-from pdctl.base.sse import SseSplitter
 from pdctl.base.transfer import is_handle
 from pdctl.base.words import one_line
 from pdctl.router import legs
@@ -37,10 +36,12 @@ from pdctl.router.actions import (
     Take,
 )
 from pdctl.router.core import Turn
+from pdctl.router.engines import Call
 from pdctl.router.fleet import Engine
 from pdctl.router.giving import Shared, let_go, make_room, note_start, release
 from pdctl.router.handle import Handle
 from pdctl.router.ids import Ids
+from pdctl.router.opening import Opening
 from pdctl.router.relay import StreamRelay
 from pdctl.router.wire import Response
 
@@ -77,13 +78,9 @@ class Driver:
         self._explain = explain
         self._path = request.path
         self._arrived = time.monotonic()
-        self._upstream: Response | None = None
-        self._abandoned = False
+        self._opening: Opening | None = None
         self._charged: tuple[Engine, int] | None = None
         self._claimed: Handle | None = None
-        self._answer: dict[str, Any] | None = None
-        self._first_events: list[bytes] = []
-        self._splitter = SseSplitter()
         self._stream: StreamRelay | None = None
         self._whole: web.Response | None = None
         self._ttft_s: float | None = None
@@ -109,8 +106,8 @@ class Driver:
             return await self._run(turn)
         finally:
             self._charge(None, 0)
-            if self._upstream is not None and not self._abandoned:
-                self._upstream.close()
+            if self._opening is not None:
+                self._opening.close()
 
     async def out_of_time(self) -> web.StreamResponse | None:
         """End an answer that took too long; None when none has begun."""
@@ -129,9 +126,8 @@ class Driver:
                 result = self._after_leaving(action)
                 if result is None:
                     turn.close()
-                    if isinstance(action, MakeRoom) and self._claimed is not None:
-                        # Nobody has been sent it, and nobody else can get it any more.
-                        let_go(self._shared, self._claimed, "client_left")
+                    if isinstance(action, MakeRoom):
+                        self._let_claimed_go()
                     raise asyncio.CancelledError from error
                 gone = True
             try:
@@ -205,90 +201,71 @@ class Driver:
             limit=self._shared.limits.tokenize,
             headers=self._headers,
             ids=name,
+            meanwhile=action.meanwhile,
         )
         return None if isinstance(answer, Failure) else Ids.of(answer.json.get(name))
 
     async def _prefill(self, action: Prefill) -> Answer | Failure:
-        work = self._prefill_call(action)
-        if not action.carries_handle:
-            return await work
-        task = self._shared.background.run(work)
-        done, _ = await asyncio.wait({task}, timeout=action.limit)
-        if not done:
-            return Failure(0, "timeout", url=action.url)
-        return task.result()  # type: ignore[no-any-return]
-
-    async def _prefill_call(self, action: Prefill) -> Answer | Failure:
         engine = self._shared.fleet.prefill[action.url]
-        # A leg with a handle outlives its limit rather than being aborted; it ends at last.
-        limit = action.limit if not action.carries_handle else action.limit + _ABANDON_S
         engine.outstanding += action.uncached
+        call = self._shared.engines.call(
+            f"{action.url}{action.path}", action.body, headers=self._headers, ids="prompt_token_ids"
+        )
+        over = False
         try:
-            result = await self._shared.engines.post_json(
-                f"{action.url}{action.path}",
-                action.body,
-                limit=limit,
-                headers=self._headers,
-                ids="prompt_token_ids",
-            )
+            result = await call.answer(action.limit)
+            over = not (isinstance(result, Failure) and result.kind == "timeout")
+        except asyncio.CancelledError:
+            if action.carries_handle and not call.sent:
+                self._let_claimed_go()
+            raise
         finally:
-            engine.outstanding -= action.uncached
+            if action.carries_handle and call.sent and not over:
+                self._shared.background.run(_see_out(call, engine, action))
+            else:
+                call.drop()
+                engine.outstanding -= action.uncached
+        self._tell_prefill(action.url, result)
+        return result
+
+    def _tell_prefill(self, url: str, result: Answer | Failure) -> None:
         if isinstance(result, Answer):
             log.debug("[%s] prefill took %.0f ms", self._request_id, result.seconds * 1000)
-        else:
-            log.warning(
-                "[%s] prefill %s failed: %s %s",
-                self._request_id,
-                action.url,
-                result.kind,
-                result.status or "",
-            )
-        return result
+            return
+        kind, status = result.kind, result.status or ""
+        log.warning("[%s] prefill %s failed: %s %s", self._request_id, url, kind, status)
 
     async def _open_decode(self, action: OpenDecode) -> Opened | Failure:
         limits = self._shared.limits
         streams = legs.is_true(action.body.get("stream"))
         self._charge(action.url, action.tokens)
-        opening = self._shared.background.run(self._first_of_decode(action))
+        opening = Opening(action.url)
         try:
-            limit = limits.first_byte if streams else limits.total
-            done, _ = await asyncio.wait({opening}, timeout=limit)
+            async with asyncio.timeout(limits.first_byte if streams else limits.total):
+                result = await opening.send(
+                    self._shared.engines, self._path, action.body, self._decode_headers(action)
+                )
+        except TimeoutError:
+            self._shared.background.run(self._abandon(opening, 0, action))
+            return Failure(0, "timeout", url=action.url)
         except asyncio.CancelledError:
             # Decode may be in the middle of pulling blocks: let it get them, then abort.
             grace = _ABANDON_S if streams else _PULL_GRACE_S
-            self._abandoned = True
             self._shared.background.run(self._abandon(opening, grace, action))
             raise
-        if not done:
-            self._shared.background.run(self._abandon(opening, 0, action))
-            return Failure(0, "timeout", url=action.url)
-        result: Opened | Failure = opening.result()
+        self._opening = opening
         return result
 
-    async def _abandon(
-        self, opening: "asyncio.Task[Any]", grace: float, action: OpenDecode
-    ) -> None:
-        await asyncio.wait({opening}, timeout=grace)
-        opening.cancel()
-        kv = self._unread_handle()
-        if self._upstream is not None:
-            self._upstream.close()
+    async def _abandon(self, opening: Opening, grace: float, action: OpenDecode) -> None:
+        if not opening.sent:
+            return
+        kv = await opening.see_out(grace)
         if isinstance(kv, dict) and is_handle(kv):
             # Decode finished all the same, and keeps blocks for somebody who is gone.
             prefill = self._shared.fleet.choose_prefill() or ""
             model = str(action.body.get("model") or "")
             gone = Release(prefill, action.url, model, kv, "client_left")
             await release(self._shared, gone, self._headers)
-
-    def _unread_handle(self) -> object:
-        """The handle in what came of an answer that nobody reads."""
-        if self._answer is not None or self._upstream is None:
-            return (self._answer or {}).get("kv_transfer_params")
-        nobody = legs.ClientWants(token_ids=False, usage=False)
-        cleaner = legs.StreamCleaner(nobody, None, hold_end=False, splitter=self._splitter)
-        cleaner.feed_all(self._first_events)
-        cleaner.feed_some(self._upstream.take())
-        return cleaner.harvest.kv
 
     def _charge(self, decode: str | None, tokens: int) -> None:
         """Count this request's tokens on the decode server that has it now, and on no other."""
@@ -301,89 +278,41 @@ class Driver:
             engine.outstanding += tokens
             self._charged = (engine, tokens)
 
-    async def _first_of_decode(self, action: OpenDecode) -> Opened | Failure:
-        url = f"{action.url}{self._path}"
-        try:
-            upstream = await self._shared.engines.open(
-                url, action.body, self._decode_headers(action)
-            )
-        except OSError:
-            return Failure(0, "unreachable", url=action.url)
-        self._upstream = upstream
-        try:
-            if upstream.status == 200 and _is_stream(upstream):
-                return await self._first_event(action.url, upstream)
-            return await self._whole_answer(action.url, upstream)
-        except OSError:
-            return Failure(0, "unreachable", url=action.url)
-
     def _decode_headers(self, action: OpenDecode) -> dict[str, str]:
         if action.rank is None:
             return self._headers
         return {**self._headers, "X-data-parallel-rank": str(action.rank)}
 
-    async def _first_event(self, url: str, upstream: Response) -> Opened | Failure:
-        """Read as far as the first word: an engine that failed says so there, under a 200.
-
-        A chat names its role before that, also when it goes on with an error.
-        """
-        self._splitter, self._first_events = SseSplitter(), []
-        while chunk := await upstream.read_some():
-            self._splitter.push(chunk)
-            while (event := self._splitter.pop()) is not None:
-                self._first_events.append(event)
-                if legs.only_names_role(event):
-                    continue
-                error = legs.error_of(event)
-                if error is None:
-                    return Opened(upstream.status)
-                upstream.close()
-                said = orjson.dumps({"error": error["error"]}) if "error" in error else b""
-                return Failure(_error_status(error), "stream_error", said, url=url)
-        return Failure(502, "stream_error", url=url)
-
-    async def _whole_answer(self, url: str, upstream: Response) -> Opened | Failure:
-        body = await upstream.read()
-        content_type = upstream.headers.get("content-type", "application/json")
-        if upstream.status != 200:
-            return Failure(upstream.status, "status", body, content_type, url)
-        # What is in a bad answer, the client does not get: it may have a handle in it.
-        try:
-            answer = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return Failure(502, "stream_error", url=url)
-        if not isinstance(answer, dict) or _is_no_answer(answer):
-            return Failure(502, "stream_error", url=url)
-        self._answer = answer
-        return Opened(upstream.status)
-
     # Decode to client.
 
     async def _relay(self, action: Relay) -> Relayed:
-        headers = self._response_headers(action.report)
-        if self._answer is not None:
-            harvest = legs.clean_answer(self._answer, action.wants, action.cached_tokens)
+        opening = self._opening
+        assert opening is not None
+        upstream = opening.upstream
+        assert upstream is not None
+        headers = self._response_headers(action.report, upstream)
+        if opening.answer is not None:
+            harvest = legs.clean_answer(opening.answer, action.wants, action.cached_tokens)
             self._whole = web.Response(
-                body=orjson.dumps(self._answer), headers=headers, content_type="application/json"
+                body=orjson.dumps(opening.answer), headers=headers, content_type="application/json"
             )
             self._ttft_s = time.monotonic() - self._arrived
             return Relayed(harvest)
-        assert self._upstream is not None
-        headers["Content-Type"] = self._upstream.headers.get("content-type", "text/event-stream")
+        headers["Content-Type"] = upstream.headers.get("content-type", "text/event-stream")
         self._stream = StreamRelay(
             self._request,
             self._request_id,
-            self._upstream,
+            upstream,
             legs.StreamCleaner(
                 action.wants,
                 action.cached_tokens,
                 hold_end=action.hold_end,
-                splitter=self._splitter,
+                splitter=opening.splitter,
             ),
             idle=self._shared.limits.idle,
             arrived=self._arrived,
         )
-        return await self._stream.run(headers, self._first_events)
+        return await self._stream.run(headers, opening.first_events)
 
     async def _finish(self) -> None:
         if self._stream is not None:
@@ -403,15 +332,20 @@ class Driver:
             )  # fmt: skip
         self._whole = web.Response(status=failure.client_status, body=body, headers=headers)
 
-    def _response_headers(self, report: Report) -> dict[str, str]:
+    def _response_headers(self, report: Report, upstream: Response) -> dict[str, str]:
         headers = {REQUEST_ID_HEADER: self._request_id}
-        if self._upstream is not None and (name := self._upstream.headers.get("x-request-id")):
+        if name := upstream.headers.get("x-request-id"):
             headers["X-Request-Id"] = name
         if self._explain:
             headers[TURN_HEADER] = explanation(report).to_header()
         return headers
 
     # Handles.
+
+    def _let_claimed_go(self) -> None:
+        """Release a handle that nobody was sent, and that nobody else can get any more."""
+        if self._claimed is not None:
+            let_go(self._shared, self._claimed, "client_left")
 
     def _settle(self, action: Settle) -> None:
         level = logging.DEBUG if action.outcome == "consumed" else logging.WARNING
@@ -452,16 +386,10 @@ def explanation(report: Report) -> TurnExplanation:
     )
 
 
-def _is_stream(upstream: Response) -> bool:
-    return upstream.headers.get("content-type", "").startswith("text/event-stream")
-
-
-def _is_no_answer(answer: dict[str, Any]) -> bool:
-    choices = legs.choices_of(answer)
-    return not choices or any(c.get("finish_reason") == "error" for c in choices)
-
-
-def _error_status(error: dict[str, Any]) -> int:
-    inner = error.get("error")
-    code = inner.get("code") if isinstance(inner, dict) else None
-    return code if isinstance(code, int) and 400 <= code < 600 else 500
+async def _see_out(call: Call, engine: Engine, action: Prefill) -> None:
+    """A leg with a handle outlives its limit rather than being aborted; it ends at last."""
+    try:
+        await call.answer(action.limit + _ABANDON_S)
+    finally:
+        call.drop()
+        engine.outstanding -= action.uncached

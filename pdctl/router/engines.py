@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import orjson
 from pdctl.config.model import RouterLimits
 from pdctl.router.actions import Answer, Failure
 from pdctl.router.ids import dumps, loads
-from pdctl.router.wire import Client, Response
+from pdctl.router.wire import Client, Exchange, Response
 
 _JSON = {"Content-Type": "application/json"}
 
@@ -70,29 +71,29 @@ class Engines:
         limit: float,
         headers: Mapping[str, str],
         ids: str = "",
+        meanwhile: Callable[[], object] | None = None,
     ) -> Answer | Failure:
         """POST a JSON object and read the whole answer within `limit` seconds.
 
         Args:
             ids: the name of a list in the answer that is left as it is, as `Ids`.
+            meanwhile: done while the engine works.
         """
-        began = time.monotonic()
+        call = self.call(url, body, headers=headers, ids=ids)
         try:
-            async with asyncio.timeout(limit):
-                raw = await self.request("POST", url, dumps(body), headers)
-        except TimeoutError:
-            return Failure(0, "timeout", url=url)
-        except OSError:
-            return Failure(0, "unreachable", url=url)
-        if raw.status != 200:
-            return Failure(raw.status, "status", raw.body, raw.content_type, url)
-        try:
-            value = loads(raw.body, ids) if ids else orjson.loads(raw.body)
-        except orjson.JSONDecodeError:
-            return Failure(502, "status", raw.body, raw.content_type, url)
-        if not isinstance(value, dict):
-            return Failure(502, "status", raw.body, raw.content_type, url)
-        return Answer(value, time.monotonic() - began)
+            return await call.answer(limit, meanwhile)
+        finally:
+            call.drop()
+
+    def call(
+        self, url: str, body: Mapping[str, Any], *, headers: Mapping[str, str], ids: str = ""
+    ) -> "Call":
+        """The same as a `Call`, which goes on when who waits for it leaves."""
+        return Call(self._client, url, body, self.of_json(headers), ids)
+
+    def of_json(self, client: Mapping[str, str]) -> dict[str, str]:
+        """Headers of a JSON body for an engine."""
+        return {**_JSON, **self.headers(client)}
 
     async def request(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
@@ -102,7 +103,7 @@ class Engines:
         Raises:
             OSError: when the engine cannot be reached or breaks off.
         """
-        sent = {**_JSON, **self.headers(headers)} if body is not None else self.headers(headers)
+        sent = self.of_json(headers) if body is not None else self.headers(headers)
         response = await self.send(method, url, body, sent)
         try:
             whole = await response.read()
@@ -121,14 +122,15 @@ class Engines:
         """
         return await self._client.send(method, url, body, headers)
 
-    async def open(self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
-        """POST a JSON object; the answer when its head is there.
+    async def begin(
+        self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Exchange:
+        """POST a JSON object. This waits only where a connection has to be made first.
 
         Raises:
-            OSError: when the engine cannot be reached or does not answer.
+            OSError: when the engine cannot be reached.
         """
-        sent = {**_JSON, **self.headers(headers)}
-        return await self.send("POST", url, dumps(body), sent)
+        return await self._client.begin("POST", url, dumps(body), self.of_json(headers))
 
     async def get(self, url: str, *, limit: float) -> Raw | Failure:
         """GET within `limit` seconds."""
@@ -139,3 +141,64 @@ class Engines:
             return Failure(0, "timeout", url=url)
         except OSError:
             return Failure(0, "unreachable", url=url)
+
+
+class Call:
+    """One JSON exchange. Who leaves in the middle of it may come back, and it has gone on."""
+
+    def __init__(
+        self,
+        client: Client,
+        url: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        ids: str,
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._body = body
+        self._headers = headers
+        self._ids = ids
+        self._exchange: Exchange | None = None
+        self._began = time.monotonic()
+
+    @property
+    def sent(self) -> bool:
+        """The engine may have it."""
+        return self._exchange is not None
+
+    async def answer(
+        self, limit: float, meanwhile: Callable[[], object] | None = None
+    ) -> Answer | Failure:
+        """Send it, unless that was done, and read the whole answer within `limit` seconds."""
+        try:
+            async with asyncio.timeout(limit):
+                if self._exchange is None:
+                    self._exchange = await self._client.begin(
+                        "POST", self._url, dumps(self._body), self._headers
+                    )
+                if meanwhile is not None:
+                    meanwhile()
+                response = await self._exchange.head()
+                body = await response.read()
+        except TimeoutError:
+            return Failure(0, "timeout", url=self._url)
+        except OSError:
+            return Failure(0, "unreachable", url=self._url)
+        return self._judged(response, body)
+
+    def drop(self) -> None:
+        """End it, if it is not over."""
+        if self._exchange is not None:
+            self._exchange.drop()
+
+    def _judged(self, response: Response, body: bytes) -> Answer | Failure:
+        status = response.status
+        if status == 200:
+            with suppress(orjson.JSONDecodeError):
+                value = loads(body, self._ids) if self._ids else orjson.loads(body)
+                if isinstance(value, dict):
+                    return Answer(value, time.monotonic() - self._began)
+            status = 502
+        content_type = response.headers.get("content-type", "application/json")
+        return Failure(status, "status", body, content_type, self._url)

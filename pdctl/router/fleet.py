@@ -156,6 +156,11 @@ class Fleet:
             self._reset_pairs(url)
         return was
 
+    def only_prefill(self) -> str | None:
+        """The one healthy prefill server, where there is nothing to choose; None else."""
+        healthy = [engine.url for engine in self.prefill.values() if engine.healthy]
+        return healthy[0] if len(healthy) == 1 else None
+
     def choose_prefill(
         self,
         *,

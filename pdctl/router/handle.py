@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -31,22 +31,41 @@ class Scope:
     salt: str
 
 
-@dataclass(frozen=True)
 class Conversation:
     """What a request says about the conversation it belongs to. Hints only: tokens decide.
+
+    Args:
+        anchor: as below; or how to make it, since that takes as long as its text is, and most
+            conversations have a name.
 
     Attributes:
         name: the client's own name for it; empty when it gave none.
         anchor: digest of how the conversation begins; empty when it has no such beginning.
     """
 
-    name: str = ""
-    anchor: str = ""
+    def __init__(self, name: str = "", anchor: str | Callable[[], str] = "") -> None:
+        self.name = name
+        self._anchor = anchor
+
+    @cached_property
+    def anchor(self) -> str:
+        return self._anchor if isinstance(self._anchor, str) else self._anchor()
 
     @property
     def key(self) -> str:
         """What names it in logs and for `DELETE`: the client's name, else its beginning."""
         return self.name or (f"~{self.anchor}" if self.anchor else "")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Conversation):
+            return NotImplemented
+        return (self.name, self.anchor) == (other.name, other.anchor)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.anchor))
+
+    def __repr__(self) -> str:
+        return f"Conversation({self.name!r}, {self.anchor!r})"
 
 
 @dataclass(frozen=True)

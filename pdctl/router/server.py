@@ -1,30 +1,21 @@
-"""The router's HTTP face: routes, limits, shutdown. What a turn is, the core decides."""
+"""The router's HTTP face: routes and limits. What a turn is, the core decides."""
 
 import asyncio
-import gc
 import logging
-import os
 import random
-import resource
-import signal
-import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
 from aiohttp import hdrs, web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from pdctl import __version__
-from pdctl.base.errors import TemporaryError
 from pdctl.base.explain import CONVERSATION_HEADER, EXPLAIN_HEADER, STATE_PATH
 from pdctl.base.requestlog import RequestRecord
-from pdctl.base.sse import event_of
 from pdctl.base.words import one_line
-from pdctl.router import legs, prefixes
+from pdctl.router import prefixes
 from pdctl.router.actions import Report
 from pdctl.router.admin import Gate, ReuseSwitch, TtlSwitch
 from pdctl.router.auditor import Auditor
@@ -33,42 +24,23 @@ from pdctl.router.driver import Driver
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
-from pdctl.router.front import Runner, error_answer, let_browsers_in
+from pdctl.router.front import error_answer, let_browsers_in
 from pdctl.router.giving import Background, Shared, let_all_go, let_go
 from pdctl.router.handle import Conversation
 from pdctl.router.keys import ApiKeys, KeyFile
 from pdctl.router.memory import MemoryStore
 from pdctl.router.metrics import RouterMetrics
+from pdctl.router.passing import PASSED, body_of, engine_headers, header_text, pass_on
 from pdctl.router.requestlog import RequestLog
 from pdctl.router.settings import RouterSettings
 from pdctl.router.store import HandleStore
 from pdctl.router.watch import Watcher
-from pdctl.router.wire import Response
 
 log = logging.getLogger("pdctl.router")
 
-# Engine paths that go to decode as they are, without reuse.
-PASSED = (
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/{name:.*}"),
-    ("GET", "/version"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("POST", "/v1/responses"),
-    ("POST", "/v1/messages"),
-    ("POST", "/v1/embeddings"),
-    ("POST", "/v1/score"),
-    ("POST", "/v1/rerank"),
-)
-_TO_ENGINE = ("authorization", "accept", "x-request-id", "traceparent", "tracestate", "user-agent")
-_TO_CLIENT = ("content-type", "x-request-id", "retry-after", "cache-control")
 _LONGEST_ID = 256
 _KEYS_EVERY_S = 3.0
-_LAST_WORDS_S = 0.5
-_OTHER_FILES = 100
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LEVELS_WRITTEN = 200
-_GC = (10_000, 20, 100)
 _TENANT = web.RequestKey("tenant", str)
 # What load balancers and scrapers ask without a key, as they do of the engines.
 _OPEN_PATHS = ("/health", "/ready", "/metrics")
@@ -151,23 +123,22 @@ class Router:
     # Turns.
 
     async def _turn(self, request: web.Request) -> web.StreamResponse:
-        raw = await self._body(request)
+        raw = await body_of(request, self.settings.limits.idle)
         body = _json_object(raw)
         if body is None:
             # Not for us to judge: decode says what is wrong with it, in its own words.
-            return await self._to_decode(request, raw)
+            return await self._pass_on(request, raw)
         self._salt(body, request)
         endpoint: Endpoint = CHAT if request.path == CHAT else COMPLETIONS
-        request_id = _text(request.headers.get("X-Request-Id")) or uuid.uuid4().hex
+        request_id = header_text(request.headers.get("X-Request-Id")) or uuid.uuid4().hex
         turn = TurnRequest(
             endpoint=endpoint,
             body=body,
             tenant=request.get(_TENANT, ""),
             conversation=Conversation(
-                name=name_of(body, request.headers), anchor=prefixes.anchor(endpoint, body) or ""
+                name_of(body, request.headers), lambda: prefixes.anchor(endpoint, body) or ""
             ),
             request_id=request_id[:_LONGEST_ID],
-            keys=prefixes.keys(endpoint, body),
             audited=random.random() < self.settings.audit_share,
         )
         driver = Driver(
@@ -251,78 +222,13 @@ class Router:
     # Everything else.
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
-        return await self._to_decode(request, await self._body(request))
+        return await self._pass_on(request, await body_of(request, self.settings.limits.idle))
 
-    async def _body(self, request: web.Request) -> bytes:
-        """The request's body, if it is all there in time."""
-        try:
-            if request.content.is_eof():  # it came with its head
-                return await request.read()
-            async with asyncio.timeout(self.settings.limits.idle):
-                return await request.read()
-        except TimeoutError:
-            raise web.HTTPRequestTimeout(reason="The body did not come in time") from None
-        except (HttpProcessingError, web.RequestPayloadError):
-            raise web.HTTPBadRequest(reason="The body cannot be read") from None
+    async def _pass_on(self, request: web.Request, raw: bytes) -> web.StreamResponse:
+        return await pass_on(self.shared, request, raw, self._engine_headers(request.headers))
 
-    async def _to_decode(self, request: web.Request, raw: bytes) -> web.StreamResponse:
-        """Pass a request to decode and its answer back, both as they are, streaming."""
-        decode = self.shared.fleet.choose_decode()
-        if decode is None:
-            return error_answer(503, "No decode engine is healthy", "engine_unavailable")
-        try:
-            raw, dropped = legs.without_handles(raw)
-        except RecursionError:
-            return error_answer(400, "The body is nested too deeply", "invalid_request")
-        self.shared.metrics.count_dropped(dropped)
-        headers = self.shared.engines.headers(self._engine_headers(request.headers))
-        if content_type := request.headers.get("Content-Type"):
-            headers["Content-Type"] = content_type
-        # Not normalised, else `..` would lead to paths that are not listed.
-        url = f"{decode}{request.rel_url.raw_path_qs}"
-        limits = self.settings.limits
-        try:
-            async with asyncio.timeout(
-                limits.first_byte if request.method == "GET" else limits.total
-            ):
-                body = raw if request.method == "POST" else None
-                upstream = await self.shared.engines.send(request.method, url, body, headers)
-                if upstream.content_type != "text/event-stream":
-                    with closing(upstream):
-                        return web.Response(
-                            status=upstream.status,
-                            body=await upstream.read(),
-                            headers=_client_headers(upstream),
-                        )
-        except TimeoutError:
-            return error_answer(504, "The decode engine did not answer in time", "timeout")
-        except OSError:
-            return error_answer(502, "The decode engine cannot be reached", "engine_unavailable")
-        with closing(upstream):
-            return await self._copy_stream(request, upstream)
-
-    async def _copy_stream(self, request: web.Request, upstream: Response) -> web.StreamResponse:
-        idle = self.settings.limits.idle
-        response = web.StreamResponse(status=upstream.status, headers=_client_headers(upstream))
-        await response.prepare(request)
-        while True:
-            try:
-                async with asyncio.timeout(idle):
-                    chunk = await upstream.read_some()
-            except OSError:
-                text = "The decode engine broke off before the answer was complete"
-                chunk = event_of(legs.error_body(text, "decode_interrupted", 502, uuid.uuid4().hex))
-                await response.write(chunk)
-                break
-            if not chunk:
-                break
-            try:
-                async with asyncio.timeout(idle):
-                    await response.write(chunk)
-            except TimeoutError as error:
-                raise ConnectionResetError("the client does not read") from error
-        await response.write_eof()
-        return response
+    def _engine_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        return engine_headers(headers, own_keys=self._api_keys is not None)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -347,13 +253,6 @@ class Router:
         for handle in taken:
             let_go(self.shared, handle, "deleted")
         return web.json_response({"released": len(taken)})
-
-    def _engine_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """What of a client's headers an engine may see; not a key that is meant for us."""
-        names = [name for name in _TO_ENGINE if name in headers]
-        if self._api_keys is not None:
-            names = [name for name in names if name != "authorization"]
-        return {name: _text(headers[name]) for name in names}
 
     async def state(self) -> dict[str, Any]:
         """What `/pdctl/v1/state` and `/ready` say."""
@@ -493,8 +392,8 @@ def name_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
     """The client's name for its conversation: `conversation_id`, or a header; empty without."""
     for value in (
         body.get("conversation_id"),
-        _text(headers.get(CONVERSATION_HEADER)),
-        _text(headers.get("X-Session-Id")),
+        header_text(headers.get(CONVERSATION_HEADER)),
+        header_text(headers.get("X-Session-Id")),
     ):
         if isinstance(value, str) and value and len(value) <= _LONGEST_ID:
             return value
@@ -515,127 +414,3 @@ def _json_object(raw: bytes) -> dict[str, Any] | None:
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return None
     return body if isinstance(body, dict) else None
-
-
-def _text(value: str | None) -> str:
-    """A header's value; bytes that are no UTF-8 come as lone surrogates, which nothing can send."""
-    return (value or "").encode("utf-8", "backslashreplace").decode()
-
-
-def _client_headers(upstream: Response) -> dict[str, str]:
-    return {name: upstream.headers[name] for name in _TO_CLIENT if name in upstream.headers}
-
-
-class _NoTraceback(logging.Filter):
-    """What is no HTTP is the client's fault: it gets one line, and no traceback of ours."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Shorten such a record."""
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
-            record.levelno, record.levelname = logging.WARNING, "WARNING"
-            record.msg = f"{record.getMessage()}: {type(error).__name__}"
-            record.args, record.exc_info = (), None
-        return True
-
-
-_http_log = logging.getLogger("pdctl.router.http")
-_http_log.addFilter(_NoTraceback())
-
-
-@asynccontextmanager
-async def serving(router: Router) -> AsyncIterator[str]:
-    """Serve until the block ends. Yields the URL; with port 0, a free port is chosen."""
-    line = int(router.settings.limits.header_kib * 1024)
-    runner = Runner(
-        router.app(),
-        access_log=None,
-        logger=_http_log,
-        # Without it a handler that waits on a silent engine never hears that its client left.
-        handler_cancellation=True,
-        # Also for who connects and says nothing, or half of a request's head.
-        keepalive_timeout=router.settings.limits.idle,
-        max_line_size=line,
-        max_field_size=line,
-        # A little more, for the words that end what ran too long.
-        shutdown_timeout=router.settings.limits.drain + _LAST_WORDS_S,
-    )
-    await runner.setup()
-    site = web.TCPSite(runner, router.settings.host, router.settings.port)
-    try:
-        try:
-            await site.start()
-        except OSError as error:
-            unknown = isinstance(error, socket.gaierror)
-            # asyncio's own words for a bind name the address once more.
-            said = error.strerror if unknown else os.strerror(error.errno or 0)
-            raise TemporaryError(
-                f"the router cannot listen: {said}",
-                where=f"{router.settings.host}:{router.settings.port}",
-                hints=["choose another port with `--port`, or another address with `--host`"],
-            ) from error
-        host, port = runner.addresses[0][:2]
-        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    finally:
-        router.drain()
-        await runner.cleanup()
-
-
-async def run(
-    settings: RouterSettings, *, key: str | None = None, key_file: KeyFile | None = None
-) -> None:
-    """Serve until SIGTERM or SIGINT, then let running requests finish."""
-    allow_many_files(settings.limits.concurrent_requests)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
-    router = Router(settings, key=key, key_file=key_file)
-    # Of a terminal, a hang-up means that it is gone; what has none is told to reopen its files.
-    loop.add_signal_handler(signal.SIGHUP, stop.set if os.isatty(0) else router.log.reopen)
-    async with serving(router) as url:
-        log.info("pdctl router %s listens on %s", __version__, url)
-        await stop.wait()
-        log.info("draining: running requests have %g s to finish", settings.limits.drain)
-
-
-def serve(
-    settings: RouterSettings, *, key: str | None = None, key_file: KeyFile | None = None
-) -> None:
-    """`run` on a loop of its own: uvloop's where there is one, since it costs a third less."""
-    # What is loaded now stays; and requests leave few cycles behind, so that looking for them
-    # seldom saves a twentieth of the work and costs no memory to speak of.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC)
-    before = {name: signal.getsignal(name) for name in _SIGNALS}
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(run(settings, key=key, key_file=key_file))
-    finally:
-        # uvloop leaves its own behind, which do nothing once it is closed.
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Makes the loop that the router runs on; None for the usual one."""
-    try:
-        import uvloop
-    except ImportError:  # no build for this platform
-        return None
-    return uvloop.new_event_loop
-
-
-def allow_many_files(requests: int) -> None:
-    """Raise the soft limit: a request needs two sockets, and many shells allow 1024 files."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # a system's own limit may be lower than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 < allowed < 2 * requests + _OTHER_FILES:
-        log.warning(
-            "this process may open %d files, too few for %d requests: raise `ulimit -n`",
-            allowed,
-            requests,
-        )

@@ -44,6 +44,7 @@ class Response:
         self._connection = connection
         self._parts: list[bytes] = []
         self._waiting = 0
+        self._whole: list[bytes] = []
         self._over = False
         self._error: OSError | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -89,8 +90,8 @@ class Response:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def read(self) -> bytes:
-        """All of the rest."""
-        parts = []
+        """All of the rest. Who leaves may ask again: what had come is kept."""
+        parts = self._whole
         while part := await self.read_some():
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -145,6 +146,56 @@ class Response:
             self._reader.set_result(None)
 
 
+class Exchange:
+    """A request that was sent. It goes on when who waits for its answer leaves, until `drop`."""
+
+    def __init__(self, connection: "_Connection") -> None:
+        self._connection = connection
+        self._response: Response | None = None
+        self._error: OSError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def answered(self) -> bool:
+        """The head of the answer is there, or will not come."""
+        return self._response is not None or self._error is not None
+
+    async def head(self) -> Response:
+        """The answer, when its head is there.
+
+        Raises:
+            OSError: it did not come.
+        """
+        while self._response is None:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._response
+
+    def drop(self) -> None:
+        """End it, if it is not over: its connection goes with it."""
+        self._connection.drop_if_at(self)
+
+    def begin(self, response: Response) -> None:
+        """The head has come."""
+        self._response = response
+        self._wake()
+
+    def fail(self, error: OSError) -> None:
+        """The head will not come."""
+        if not self.answered:
+            self._error = error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
 class _Connection(asyncio.Protocol):
     """One connection, with one exchange at a time."""
 
@@ -152,7 +203,7 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Response] | None = None
+        self._exchange: Exchange | None = None
         self._response: Response | None = None
         self._unpack: zlib._Decompress | None = None
         # A parser for each exchange, so that none begins with what is left of the one before.
@@ -176,15 +227,10 @@ class _Connection(asyncio.Protocol):
         fresh = self._loop.time() - self.idle_since < _MOST_IDLE_S
         return fresh and transport is not None and not transport.is_closing()
 
-    async def ask(self, head: bytes, body: bytes) -> Response:
-        """Send a request; the answer when its head is there.
-
-        Raises:
-            OSError: it did not come.
-        """
+    def ask(self, head: bytes, body: bytes) -> Exchange:
+        """Send a request."""
         assert self._transport is not None
-        answer: asyncio.Future[Response] = self._loop.create_future()
-        self._answer = answer
+        self._exchange = exchange = Exchange(self)
         self._parser = HttpResponseParser(self)
         # Some proxies say a length besides the chunks, which count, or pad the sizes of chunks.
         self._parser.set_dangerous_leniencies(
@@ -192,13 +238,12 @@ class _Connection(asyncio.Protocol):
         )
         self._bare, self._complete, self._between_chunks = 0, False, False
         self._transport.writelines([head, body] if body else [head])
-        try:
-            return await answer
-        except BaseException:
-            # Who leaves just when the whole answer is there may find the next request on it.
-            if self._answer is answer:
-                self.drop()
-            raise
+        return exchange
+
+    def drop_if_at(self, exchange: Exchange) -> None:
+        """End the connection if it is at this exchange; it may be at the next one."""
+        if self._exchange is exchange:
+            self.drop()
 
     def drop(self) -> None:
         """End the connection at once."""
@@ -256,9 +301,9 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Make a response, unless the head only says that the answer will come."""
-        parser, answer = self._parser, self._answer
+        parser, exchange = self._parser, self._exchange
         assert parser is not None
-        assert answer is not None
+        assert exchange is not None
         if not parser.get_http_version().startswith("1."):
             raise BadAnswerError("what came is no HTTP/1.1")
         status = parser.get_status_code()
@@ -269,7 +314,7 @@ class _Connection(asyncio.Protocol):
         self._expect(status, self._fields)
         self._keep = parser.should_keep_alive()
         self._response = Response(status, self._fields, self)
-        answer.set_result(self._response)
+        exchange.begin(self._response)
 
     def on_body(self, part: bytes) -> None:
         """A piece of the body; a read may bring many, and the reader gets them as one."""
@@ -293,12 +338,12 @@ class _Connection(asyncio.Protocol):
     def _fail(self, error: OSError) -> None:
         if self._response is not None:
             self._response.fail(error)
-        elif self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        elif self._exchange is not None:
+            self._exchange.fail(error)
 
     def _read(self, data: bytes) -> None:
-        answer, parser = self._answer, self._parser
-        if parser is None or answer is None or (self._response is None and answer.done()):
+        exchange, parser = self._exchange, self._parser
+        if parser is None or exchange is None or (self._response is None and exchange.answered):
             raise BadAnswerError("an answer without a request")
         self._bare += len(data)
         extra = False
@@ -335,7 +380,7 @@ class _Connection(asyncio.Protocol):
             self._over(response, extra)
 
     def _over(self, response: Response, extra: bool) -> None:
-        self._response = self._answer = self._parser = None
+        self._response = self._exchange = self._parser = None
         response.end()
         assert self._transport is not None
         # An engine that goes on after its answer cannot be asked again.
@@ -380,23 +425,39 @@ class Client:
         self._pools: dict[str, list[_Connection]] = {}
         self._secure: ssl.SSLContext | None = None
 
-    async def send(
+    async def begin(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> Response:
-        """Send a request; the answer when its head is there. The caller sets a limit.
+    ) -> Exchange:
+        """Send a request. This waits only where a connection has to be made first.
 
         Args:
             url: with a path, which goes out as it is.
 
         Raises:
             TimeoutError: the connection could not be opened in time.
-            OSError: the engine cannot be reached, or gives no answer.
+            OSError: the engine cannot be reached.
         """
         begin = url.index("/", url.index("://") + 3)
         base = url[:begin]
         connection = self._idle(base) or await self._open(base)
         head = _head(method, url[begin:], base[base.index("://") + 3 :], body, headers)
-        return await connection.ask(head, body or b"")
+        return connection.ask(head, body or b"")
+
+    async def send(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Response:
+        """Send a request; the answer when its head is there. The caller sets a limit.
+
+        Raises:
+            TimeoutError: the connection could not be opened in time.
+            OSError: the engine cannot be reached, or gives no answer.
+        """
+        exchange = await self.begin(method, url, body, headers)
+        try:
+            return await exchange.head()
+        except BaseException:
+            exchange.drop()
+            raise
 
     def close(self) -> None:
         """Close the connections that are idle."""

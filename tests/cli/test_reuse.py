@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 from pdctl.router.keys import parse_keys
-from pdctl.router.server import Router, serving
+from pdctl.router.serve import serving
+from pdctl.router.server import Router
 from pdctl.router.settings import RouterSettings
 from pdctl.state.store import StateStore
 from tests.cli.helpers import run_cli

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdctl.base.exits import ExitCode
-from pdctl.router import server
+from pdctl.router import serve
 from pdctl.router.settings import RouterSettings
 from tests.cli.helpers import CliResult, run_cli
 
@@ -23,7 +23,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     async def run(settings: RouterSettings, **more: Any) -> None:
         found.update(more, settings=settings)
 
-    monkeypatch.setattr(server, "run", run)
+    monkeypatch.setattr(serve, "run", run)
     return found
 
 

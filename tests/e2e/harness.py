@@ -41,7 +41,8 @@ from pdctl.render.check import load_checked
 from pdctl.render.model import Chosen, Deployment
 from pdctl.render.place import place_here
 from pdctl.router.keys import parse_keys
-from pdctl.router.server import Router, serving
+from pdctl.router.serve import serving
+from pdctl.router.server import Router
 from pdctl.router.settings import RouterSettings
 from pdctl.state.lock import hold
 from pdctl.state.model import ProcessRecord

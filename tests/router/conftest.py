@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from pdctl.router.server import loop_factory
+from pdctl.router.serve import loop_factory
 from tests.router.redis_server import RedisServer
 
 

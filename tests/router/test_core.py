@@ -593,7 +593,7 @@ def test_prefill_is_the_server_that_computed_the_conversation_before() -> None:
     other = "http://p:2"
     for known in (P, other):
         fleet = a_fleet(prefill=(P, other))
-        request = replace(a_request(), keys=[(7, 1000)])
+        request = a_request()
         fleet.prefixes.note(request.keys, known)
         book = Playbook(request, fleet=fleet)
         book.expect(Know, False)

@@ -17,7 +17,7 @@ from aiohttp import web
 from pdctl.router import relay
 from pdctl.router.keys import parse_keys
 from pdctl.router.memory import MemoryStore
-from pdctl.router.server import allow_many_files
+from pdctl.router.serve import allow_many_files
 from pdctl.router.store import Total
 from tests.router.test_server import LONG, World, answered, user, world
 

@@ -24,7 +24,8 @@ from pdctl.config.model import RouterLimits
 from pdctl.router import handle, redis_store
 from pdctl.router.handle import Conversation, Handle
 from pdctl.router.redis_store import RedisStore, masked
-from pdctl.router.server import Router, serving
+from pdctl.router.serve import serving
+from pdctl.router.server import Router
 from pdctl.router.settings import RouterSettings
 from tests.router.fake import FakeEngine, running
 from tests.router.playbook import NAMED, SCOPE, D, a_handle, ids

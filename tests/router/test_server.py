@@ -13,7 +13,8 @@ from aiohttp import web
 
 from pdctl.config.model import RouterLimits
 from pdctl.router.keys import ApiKeys, KeyFile, parse_keys
-from pdctl.router.server import Router, serving
+from pdctl.router.serve import serving
+from pdctl.router.server import Router
 from pdctl.router.settings import RouterSettings
 from tests.router.fake import FakeEngine, error, running
 

@@ -1,0 +1,135 @@
+"""What goes to decode as it is, and comes back as it is: no prefill leg, no reuse."""
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from contextlib import closing
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from pdctl.base.sse import event_of
+from pdctl.router import legs
+from pdctl.router.front import error_answer
+from pdctl.router.giving import Shared
+from pdctl.router.wire import Response
+
+PASSED = (
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name:.*}"),
+    ("GET", "/version"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/v1/score"),
+    ("POST", "/v1/rerank"),
+)
+"""Engine paths of which pdctl makes nothing of its own."""
+_TO_ENGINE = ("authorization", "accept", "x-request-id", "traceparent", "tracestate", "user-agent")
+_TO_CLIENT = ("content-type", "x-request-id", "retry-after", "cache-control")
+
+
+async def body_of(request: web.Request, limit: float) -> bytes:
+    """A request's body, if it is all there within `limit` seconds.
+
+    Raises:
+        HTTPRequestTimeout: it is not.
+        HTTPBadRequest: it is broken.
+    """
+    try:
+        if request.content.is_eof():  # it came with its head
+            return await request.read()
+        async with asyncio.timeout(limit):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(reason="The body did not come in time") from None
+    except (HttpProcessingError, web.RequestPayloadError):
+        raise web.HTTPBadRequest(reason="The body cannot be read") from None
+
+
+def engine_headers(headers: Mapping[str, str], *, own_keys: bool) -> dict[str, str]:
+    """What of a client's headers an engine may see.
+
+    Args:
+        own_keys: clients show keys that are meant for the router.
+    """
+    names = [name for name in _TO_ENGINE if name in headers]
+    if own_keys:
+        names = [name for name in names if name != "authorization"]
+    return {name: header_text(headers[name]) for name in names}
+
+
+def header_text(value: str | None) -> str:
+    """A header's value; bytes that are no UTF-8 come as lone surrogates, which nothing can send."""
+    return (value or "").encode("utf-8", "backslashreplace").decode()
+
+
+async def pass_on(
+    shared: Shared, request: web.Request, raw: bytes, headers: Mapping[str, str]
+) -> web.StreamResponse:
+    """Pass a request to decode and its answer back, streaming.
+
+    Args:
+        raw: the request's body.
+        headers: of `engine_headers`.
+    """
+    decode = shared.fleet.choose_decode()
+    if decode is None:
+        return error_answer(503, "No decode engine is healthy", "engine_unavailable")
+    try:
+        raw, dropped = legs.without_handles(raw)
+    except RecursionError:
+        return error_answer(400, "The body is nested too deeply", "invalid_request")
+    shared.metrics.count_dropped(dropped)
+    sent = shared.engines.headers(headers)
+    if content_type := request.headers.get("Content-Type"):
+        sent["Content-Type"] = content_type
+    # Not normalised, else `..` would lead to paths that are not listed.
+    url = f"{decode}{request.rel_url.raw_path_qs}"
+    limits = shared.limits
+    try:
+        async with asyncio.timeout(limits.first_byte if request.method == "GET" else limits.total):
+            body = raw if request.method == "POST" else None
+            upstream = await shared.engines.send(request.method, url, body, sent)
+            if upstream.content_type != "text/event-stream":
+                with closing(upstream):
+                    return web.Response(
+                        status=upstream.status,
+                        body=await upstream.read(),
+                        headers=_client_headers(upstream),
+                    )
+    except TimeoutError:
+        return error_answer(504, "The decode engine did not answer in time", "timeout")
+    except OSError:
+        return error_answer(502, "The decode engine cannot be reached", "engine_unavailable")
+    with closing(upstream):
+        return await _copy_stream(request, upstream, limits.idle)
+
+
+async def _copy_stream(request: web.Request, upstream: Response, idle: float) -> web.StreamResponse:
+    response = web.StreamResponse(status=upstream.status, headers=_client_headers(upstream))
+    await response.prepare(request)
+    while True:
+        try:
+            async with asyncio.timeout(idle):
+                chunk = await upstream.read_some()
+        except OSError:
+            text = "The decode engine broke off before the answer was complete"
+            chunk = event_of(legs.error_body(text, "decode_interrupted", 502, uuid.uuid4().hex))
+            await response.write(chunk)
+            break
+        if not chunk:
+            break
+        try:
+            async with asyncio.timeout(idle):
+                await response.write(chunk)
+        except TimeoutError as error:
+            raise ConnectionResetError("the client does not read") from error
+    await response.write_eof()
+    return response
+
+
+def _client_headers(upstream: Response) -> dict[str, str]:
+    return {name: upstream.headers[name] for name in _TO_CLIENT if name in upstream.headers}
