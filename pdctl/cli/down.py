@@ -40,7 +40,6 @@ def down(
     """
     from pdctl.deploy import local, reach, teardown
     from pdctl.render.place import place_here, place_of
-    from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
     deployment, config = _named(options.checked_name(name)) if name is not None else _in_file(file)
@@ -55,7 +54,7 @@ def down(
         if not os.path.exists(store.directory) and not teardown.find_marked(world, marks):
             _show_nothing(deployment, json=json)
             return
-        with hold(deployment, "pdctl down", wait=lock_wait):
+        with reach.hold(deployment, world, marks, "pdctl down", wait=lock_wait):
             state = _load(store, forget=forget_damaged_state)
             if state is None and not teardown.find_marked(world, marks):
                 _show_nothing(deployment, json=json)

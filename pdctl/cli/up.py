@@ -34,7 +34,6 @@ def up(
     from pdctl.deploy import local, proof, reach, runner
     from pdctl.deploy.survey import survey
     from pdctl.render.check import load_checked
-    from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
     config = load_checked(file).config
@@ -48,7 +47,7 @@ def up(
         if dry_run:
             show_plan(survey(world, wanted, store).plan, json=json)
             return
-        with hold(config.name, "pdctl up", wait=lock_wait):
+        with reach.hold(config.name, world, wanted.marks, "pdctl up", wait=lock_wait):
             found = survey(world, wanted, store)
             _ask(found.plan, yes=yes)
             prove = proof.two_turns(config, secrets, world)

@@ -1,14 +1,18 @@
 """The machines of a deployment, by what its configuration says of how to reach them."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from pdctl.base import paths
 from pdctl.base.command import command
-from pdctl.base.errors import PdctlError, PermissionDeniedError, UsageError
+from pdctl.base.errors import PdctlError, PermissionDeniedError, TemporaryError, UsageError
 from pdctl.base.events import Listener, ignore
 from pdctl.base.process import url_of
 from pdctl.config.model import Config, LocalTarget, SshAccess, SshHost, SshTarget
@@ -18,6 +22,7 @@ from pdctl.observe.endpoints import Served
 from pdctl.render.check import load_checked
 from pdctl.render.place import place_of
 from pdctl.render.spots import name_of_host
+from pdctl.state import lock
 from pdctl.state.model import DeploymentState
 from pdctl.targets.base import Host
 from pdctl.targets.ssh.access import Login
@@ -26,6 +31,8 @@ from pdctl.targets.ssh.host import SshHost as Machine
 from pdctl.targets.ssh.host import connect_all as try_all
 
 _LIMIT_S = 20.0
+_LOOK_S = 0.5
+_AT_ONCE = 32
 PINNED = "known_hosts"
 """File in pdctl's state directory with the keys that `pin-first-use` has kept."""
 
@@ -161,6 +168,62 @@ def connect_all(world: World) -> None:
         expected=error.expected,
         hints=error.hints,
         detail=[*error.detail, *(f"{name} too: {each.message}" for name, each in others)],
+    )
+
+
+# --- one at a time ------------------------------------------------------------------------------
+
+
+@contextmanager
+def hold(name: str, world: World, marks: str, command: str, *, wait: float = 0.0) -> Iterator[None]:
+    """Hold a deployment's lock: here, and on its hosts, where others may come from elsewhere.
+
+    Args:
+        marks: what tells the deployment on its hosts.
+        command: what others are told, such as `pdctl up`.
+        wait: seconds to wait for another holder.
+
+    Raises:
+        TemporaryError: somebody else holds it; says who.
+    """
+    deadline = time.monotonic() + wait
+    with lock.hold(name, command, wait=wait):
+        who = f"{lock.user_name()} at {socket.gethostname()} (`{command}`, pid {os.getpid()})"
+        hosts = [host for host in world.hosts.values() if isinstance(host, Machine)]
+        while (held := _claim(hosts, marks, who)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if held:
+            raise _busy(name, held, wait)
+        yield  # the claims end with the connections, which are this command's own
+
+
+def _claim(hosts: Sequence[Machine], marks: str, who: str) -> dict[str, str]:
+    """Claim all; the first before the others, so that of two who come at once one gets them.
+
+    Returns:
+        who holds it, by the hosts on which another does.
+    """
+
+    def claim(host: Machine) -> str | None:
+        holder = host.claim(marks, who)
+        return None if holder == who else holder  # one machine may have two names
+
+    if not hosts:
+        return {}
+    if first := claim(hosts[0]):
+        return {hosts[0].name: first}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        holders = list(pool.map(claim, hosts[1:]))
+    return {h.name: each for h, each in zip(hosts[1:], holders, strict=True) if each is not None}
+
+
+def _busy(name: str, held: Mapping[str, str], wait: float) -> TemporaryError:
+    waited = f" and did not end within {wait:g} s" if wait else ""
+    return TemporaryError(
+        f"another pdctl works on `{name}`{waited}",
+        where=", ".join(held),
+        detail=[f"held by {holder}" for holder in dict.fromkeys(held.values())],
+        hints=["wait for it to end, or give `--lock-wait SECONDS`"],
     )
 
 

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from pdctl.base.command import command
-from pdctl.base.errors import NotFoundError, PermissionDeniedError, UnreachableError, UsageError
+from pdctl.base.errors import (
+    NotFoundError,
+    PermissionDeniedError,
+    TemporaryError,
+    UnreachableError,
+    UsageError,
+)
 from pdctl.base.events import Note, StepDone
 from pdctl.config.model import Config, SshTarget
 from pdctl.deploy import facts, reach
@@ -260,3 +266,27 @@ def test_all_dead_hosts_are_told_at_once(sshd: Sshd) -> None:
     assert caught.value.where == f"{user()}@127.0.0.1:1"
     assert caught.value.detail == ("b too: port 1 cannot be connected to: Connection refused",)
     hosts["c"].close()
+
+
+def test_two_operators_with_states_of_their_own_do_not_work_at_once(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = f"{tmp_path}/deployments/two/"
+
+    def operator(name: str) -> World:
+        monkeypatch.setenv("PDCTL_STATE_DIR", str(tmp_path / name))
+        return World({"h1": sshd.host("h1"), "h2": sshd.host("h2")})
+
+    one = operator("one")
+    with reach.hold("two", one, marks, "pdctl up"):
+        other = operator("other")
+        busy = pytest.raises(TemporaryError, match="another pdctl works on `two`")
+        with busy as caught, reach.hold("two", other, marks, "pdctl down"):
+            pytest.fail("both work at once")
+        assert "(`pdctl up`, pid " in caught.value.detail[0]
+        with reach.hold("three", other, f"{tmp_path}/deployments/three/", "pdctl down"):
+            pass  # another deployment on the same hosts
+    one.close()
+    with reach.hold("two", other, marks, "pdctl down", wait=10):
+        pass
+    other.close()

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from pdctl.observe.turns import Turn, TurnLimits, TurnRequest, send_turn
 from tests.e2e.harness import random_ids
 
 PAUSE_S = 0.4
+ANSWER = 8
+"""Tokens of each."""
 _LIMITS = TurnLimits(connect=3.0, first_byte=90.0, idle=90.0, total=180.0)
 _LONGEST = 1200
 
@@ -30,6 +33,7 @@ class Seen:
         text: what it said when it was no answer.
         reused: tokens of the prompt that came from decode.
         follows: whether the turn continues an answer.
+        prompt, ids: what was asked and answered.
     """
 
     began: float
@@ -38,6 +42,8 @@ class Seen:
     text: str
     reused: int
     follows: bool
+    prompt: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -56,6 +62,35 @@ class Callers:
     def since(self, moment: float) -> list[Seen]:
         """What began at or after a moment, or was not yet answered then."""
         return [each for each in self.seen if each.ended >= moment]
+
+    def wrong(self, decode: str, most: int = 40) -> list[str]:
+        """Of the last answers, those that decode alone does not give when it is asked cold."""
+        answered = [each for each in self.seen if each.ok][-most:]
+        cold = asyncio.run(self._cold(f"http://{decode}:8100", answered))
+        return [
+            f"{each.reused} reused of {len(each.prompt)}"
+            for each, ids in zip(answered, cold, strict=True)
+            if each.ids != ids
+        ]
+
+    async def _cold(self, url: str, asked: Sequence[Seen]) -> list[tuple[int, ...]]:
+        seats = asyncio.Semaphore(4)
+
+        async def ask(session: aiohttp.ClientSession, one: Seen) -> tuple[int, ...]:
+            request = TurnRequest(
+                model=self._model,
+                prompt=one.prompt,
+                max_tokens=ANSWER,
+                ignore_eos=True,
+                return_token_ids=True,
+                cache_salt=uuid.uuid4().hex,
+            )
+            async with seats:
+                turn = await send_turn(session, url, request, limits=_LIMITS)
+            return tuple(turn.token_ids or ())
+
+        async with aiohttp.ClientSession() as session:
+            return await asyncio.gather(*(ask(session, each) for each in asked))
 
     def run(self) -> None:
         """Until `end`."""
@@ -89,7 +124,7 @@ class Callers:
         request = TurnRequest(
             model=self._model,
             prompt=prompt,
-            max_tokens=8,
+            max_tokens=ANSWER,
             ignore_eos=True,
             return_token_ids=True,
             conversation_id=name,
@@ -107,7 +142,8 @@ class Callers:
         if turn.status == 200 and not turn.ok:
             outcome = "error in the stream"
         text = "" if turn.ok else (turn.error_text or "")[:200]
-        self.seen.append(Seen(began, time.monotonic(), outcome, text, reused, follows))
+        said = (tuple(prompt), tuple(turn.token_ids or ()))
+        self.seen.append(Seen(began, time.monotonic(), outcome, text, reused, follows, *said))
         return turn
 
 
@@ -131,6 +167,7 @@ class Told:
 
     Attributes:
         requests, failed: how many.
+        reused: how many of them reused.
         outcomes: of those that failed.
         recovery_s: seconds from the moment that things could work again until all did.
         reuse_s: the same, until a turn reused again.
@@ -139,6 +176,7 @@ class Told:
 
     requests: int
     failed: int
+    reused: int
     outcomes: Counter[str]
     recovery_s: float | None
     reuse_s: float | None
@@ -146,7 +184,7 @@ class Told:
 
     def __str__(self) -> str:
         return (
-            f"{self.failed} of {self.requests} failed {dict(self.outcomes)}, "
+            f"{self.failed} of {self.requests} failed {dict(self.outcomes)}, {self.reused} reused, "
             f"recovered after {self.recovery_s} s, reuse after {self.reuse_s} s, "
             f"longest {self.longest_s:.1f} s"
         )
@@ -166,6 +204,7 @@ def told(seen: Sequence[Seen], mended: float) -> Told:
     return Told(
         len(seen),
         len(failed),
+        sum(each.reused > 0 for each in seen),
         Counter(each.outcome for each in failed),
         round(min(good) - mended, 1) if good else None,
         round(min(reusing) - mended, 1) if reusing else None,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.hosts import Lab, leftovers, make_lab, why_not
+from tests.lab.site import Site, made
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +32,27 @@ def lab(lab_possible: None, tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
 
         yield make
     assert [leftover for lab in made for leftover in leftovers(lab.id)] == []
+
+
+@pytest.fixture(scope="session")
+def site(lab_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The lab of `examples/lab.yaml` and two hosts more; one deployment for all its tests.
+
+    It is down when they end, and what `down` should have ended and did not fails the last.
+    """
+    with made(5, tmp_path_factory.mktemp("site")) as site:
+        yield site
+        site.operator.types("down", "--yes")
+        assert site.left() == []
+    assert leftovers(site.lab.id) == []
+
+
+@pytest.fixture
+def running(site: Site) -> Site:
+    """The site with all of the example's deployment up, whatever the test before has done."""
+    for host in site.lab.hosts:
+        host.run("ip", "link", "set", "eth0", "up")
+        host.run("iptables", "-F")
+    if site.operator.tries("status").status != 0:
+        site.operator.types("up", "--yes")
+    return site

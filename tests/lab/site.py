@@ -214,9 +214,7 @@ def made(hosts: int, folder: Path) -> Iterator[Site]:
         lock = undo.enter_context((Path(tempfile.gettempdir()) / "pdctl-lab.lock").open("w"))
         fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / "hosts").mkdir()
-        lab = undo.enter_context(
-            make_lab(hosts, folder / "hosts", subnet=SUBNET, shared=shared)
-        )
+        lab = undo.enter_context(make_lab(hosts, folder / "hosts", subnet=SUBNET, shared=shared))
         put_pdctl(lab.hosts[2])
         operator = Operator(home(folder / "operator", lab), EXAMPLE)
         yield Site(lab, operator, folder / "pd.yaml")

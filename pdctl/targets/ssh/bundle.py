@@ -23,6 +23,7 @@ MODULES = (
     "pdctl.targets.ports",
     "pdctl.targets.local",
     "pdctl.targets.ssh",
+    "pdctl.targets.ssh.claim",
     "pdctl.targets.ssh.frames",
     "pdctl.targets.ssh.far",
 )
