@@ -13,7 +13,7 @@ import pytest
 
 from tests.lab.callers import Callers, Told, calling, told
 from tests.lab.hosts import LabHost
-from tests.lab.site import BASE, MARK, Site, received
+from tests.lab.site import BASE, MARK, Site, put_clock_ahead, received
 from tests.targets.programs import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 CONNECT_S = 6.0
 """`connect_timeout` of the example."""
 SIDE_CHANNEL = 5600
-FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +108,18 @@ def test_a_disk_that_is_full(site: Site) -> None:
     assert site.decode.address in refused.err
     assert site.left() == []
     assert list(base.iterdir()) == []
+
+
+def test_a_clock_that_is_ten_minutes_ahead(site: Site) -> None:
+    if site.no_clock:
+        pytest.skip(site.no_clock)
+    put_clock_ahead(site.decode)
+    asked = ("doctor", "--only", "host.*", "--json", "--all")
+    checks = site.operator.tries(*asked).json["checks"]
+    clock = {each["target"]: each for each in checks if each["id"] == "host.clock"}
+    ahead = clock[site.decode.address]["evidence"]
+    assert any("600." in each and "ahead of this one" in each for each in ahead), ahead
+    assert not any("ahead" in each for each in clock[site.prefill.address]["evidence"])
 
 
 # --- coming up -----------------------------------------------------------------------------------
@@ -211,20 +222,9 @@ def test_packets_to_the_side_channel_dropped_while_serving(running: Site) -> Non
     assert seen.reused > 0
 
 
-def skew(host: LabHost, offset: str) -> None:
-    """Another time of day for every program that starts on a host from now on."""
-    host.path("etc/faketimerc").write_text(f"{offset}\n")
-    host.path("etc/ld.so.preload").write_text(f"{FAKETIME}\n")
-
-
 def test_decode_killed_and_back_with_another_clock_and_no_side_channel(running: Site) -> None:
     """Three faults on one new start of decode, which is what takes its time."""
     decode = running.decode
-    skew(decode, "+600")
-    checks = running.operator.tries("doctor", "--only", "host.clock", "--json", "--all").json
-    clock = {each["target"]: each for each in checks["checks"]}
-    assert "600" in str(clock[decode.address]["evidence"])
-
     with calling(running.url) as callers:
         wait_until(serving(callers), limit=30)
         (old,) = engines(running)[decode.name]
