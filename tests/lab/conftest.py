@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,8 @@ def site(lab_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """
     with made(5, tmp_path_factory.mktemp("site")) as site:
         yield site
-        site.operator.types("down", "--yes")
+        last = replace(site.operator, file=site.edited) if site.edited.exists() else site.operator
+        last.types("down", "--yes")
         assert site.left() == []
     assert leftovers(site.lab.id) == []
 
