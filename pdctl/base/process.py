@@ -9,6 +9,9 @@ from pdctl.base.command import Command
 RoleName = Literal["prefill", "decode", "router"]
 ROLES: tuple[RoleName, ...] = ("prefill", "decode", "router")
 
+Supervision = Literal["none", "process", "systemd"]
+"""What starts a process again when it dies: nothing, pdctl's own supervisor, or systemd."""
+
 MARK_ENV = "PDCTL_PROCESS"
 """Set in the environment of every process of a deployment and inherited by its children, so that
 one that was started but never recorded is found and known to be ours."""
@@ -84,12 +87,32 @@ class ProcessRef:
         start_ticks: field 22 of `/proc/PID/stat`, clock ticks since boot.
         boot_id: `/proc/sys/kernel/random/boot_id`; ticks mean nothing after a reboot.
         mark: its `PDCTL_PROCESS`, empty when it has none. Children that outlive it are known by it.
+        unit: systemd unit that keeps it running; the pid is then that of its first start.
+        report: file in which its supervisor says what it keeps running; the pid is then the
+            supervisor's.
     """
 
     pid: int
     start_ticks: int
     boot_id: str
     mark: str = ""
+    unit: str = ""
+    report: str = ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a started process is now, which something may have started again since.
+
+    Attributes:
+        ref: the process itself, never its supervisor; None while it is down.
+        restarts: how often it was started again.
+        engine_id: of this start, where the supervisor chose it.
+    """
+
+    ref: ProcessRef | None
+    restarts: int = 0
+    engine_id: str | None = None
 
 
 @dataclass(frozen=True)

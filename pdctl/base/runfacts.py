@@ -31,13 +31,14 @@ class ProcessFacts:
 
     Attributes:
         alive: it is the very process that was recorded; None when nobody looked.
-        pid: as recorded.
+        pid: of the process now, else as recorded.
         started_at: seconds since the epoch, as recorded.
         running: its arguments by option, JSON values by their own keys, from `/proc/PID/cmdline`;
             empty when they could not be read.
         wanted: the same as the configuration renders them now.
         env, wanted_env: variables that pdctl set, without secrets.
         engine_id: of this start, as recorded.
+        restarts: how often it was started again since `up` started it.
         ttl_file: seconds that the plugin's control file asks for; None when it asks for nothing.
         levers: state of each of the plugin's levers, such as `applied`; None without a plugin.
         starts: what the log says of starts, the oldest first.
@@ -55,6 +56,7 @@ class ProcessFacts:
     env: Mapping[str, str] = field(default_factory=dict)
     wanted_env: Mapping[str, str] = field(default_factory=dict)
     engine_id: str | None = None
+    restarts: int = 0
     ttl_file: float | None = None
     levers: Mapping[str, str] | None = None
     starts: tuple[StartLine, ...] = ()

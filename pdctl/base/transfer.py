@@ -14,6 +14,7 @@ FIRST_TURN: Mapping[str, Any] = {
 }
 """What prefill is sent when it shall pull nothing, and hold its blocks for decode."""
 
+EXPIRY = "remote_blocks_expiry_time"
 _REQUIRED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 
 
@@ -66,3 +67,33 @@ def for_refusal(params: Mapping[str, Any]) -> dict[str, Any]:
     Read in vLLM 0.32.0 and 0.33.0, and run on 0.32.0.
     """
     return {**for_release(params), "do_remote_decode": False, "do_remote_prefill": True}
+
+
+def expiry_of(params: Mapping[str, Any]) -> float | None:
+    """When decode drops the blocks, by its own clock; None where it cannot be asked to wait."""
+    expiry = params.get(EXPIRY)
+    renewable = params.get("pdctl_renewable") is True
+    return expiry if renewable and _is_number(expiry) else None
+
+
+def for_renewal(engine_id: str, until: Mapping[str, float]) -> dict[str, Any]:
+    """What asks decode to keep turns for longer; the plugin's `lease_renewal` answers.
+
+    Args:
+        until: deadlines by request id, as `expiry_of` has them.
+    """
+    asked = {"engine_id": engine_id, "until": dict(until)}
+    # For a decode server that does not know the question: it then frees its block by itself.
+    return {"do_remote_decode": True, "pdctl_renew": asked}
+
+
+def renewed(params: object) -> dict[str, float] | None:
+    """The deadlines that hold, by request id, as decode answered; None if that is no answer."""
+    told = params.get("pdctl_renewed") if isinstance(params, Mapping) else None
+    if not isinstance(told, Mapping):
+        return None
+    return {str(name): float(expiry) for name, expiry in told.items() if _is_number(expiry)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

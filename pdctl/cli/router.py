@@ -21,6 +21,14 @@ def router(
     ttl: Annotated[
         str, typer.Option(help="How long a handle is offered; below decode's own TTL.")
     ] = "450s",
+    renew_idle: Annotated[
+        str,
+        typer.Option(help="How long after a turn decode is asked to keep it for an active client."),
+    ] = "0",
+    ttl_file: Annotated[
+        Path | None,
+        typer.Option(help="Keeps the TTL that is set while it runs, for the next start."),
+    ] = None,
     threshold: Annotated[
         int, typer.Option(min=0, help="Fewer reusable tokens than this are recomputed.")
     ] = 64,
@@ -69,16 +77,12 @@ def router(
     ] = None,
 ) -> None:
     """Run the multi-turn router until SIGTERM."""
-    from pdctl.base.durations import parse_duration
     from pdctl.router import logs, serve
     from pdctl.router.keys import KeyFile
     from pdctl.router.settings import RouterSettings
 
     logs.to_stderr(deployment)
-    try:
-        seconds = parse_duration(ttl)
-    except ValueError as error:
-        raise UsageError(f"--ttl: {error}") from error
+    seconds, idle = _duration("--ttl", ttl), _duration("--renew-idle", renew_idle)
     _check_access(host, api_keys, allowed=allow_unauthenticated, salted=tenant_salt)
     urls = _urls([*prefill, *decode])
     settings = RouterSettings(
@@ -87,6 +91,8 @@ def router(
         host=host,
         port=port,
         ttl=seconds,
+        renew_idle=idle,
+        ttl_file=ttl_file,
         threshold=threshold,
         reuse_share=reuse_share,
         store=_store(store),
@@ -103,6 +109,15 @@ def router(
     engine_key = _read(engine_key_file).splitlines()[0].strip() if engine_key_file else None
     key_file = KeyFile(api_keys) if api_keys else None
     serve.serve(settings, key=engine_key, key_file=key_file)
+
+
+def _duration(option: str, text: str) -> float:
+    from pdctl.base.durations import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def _check_access(host: str, api_keys: Path | None, *, allowed: bool, salted: bool) -> None:

@@ -142,7 +142,9 @@ def _logs(config: "Config", outcome: "Outcome") -> "Iterator[str]":
         yield f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log"
         return
     for record in outcome.state.processes.values():
-        yield f"ssh {shlex.quote(record.host)} tail -f {shlex.quote(record.log)}"
+        unit = record.ref.unit if record.ref else ""
+        follow = f"journalctl -f -u {unit}" if unit else f"tail -f {shlex.quote(record.log)}"
+        yield f"ssh {shlex.quote(record.host)} {follow}"
 
 
 def _way_in(config: "Config", outcome: "Outcome") -> "Iterator[str]":

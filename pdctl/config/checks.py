@@ -323,6 +323,9 @@ def _router(config: Config) -> Found:
             f"`{router.host}` is reachable from elsewhere, and clients need no API key",
             "set `api_keys_file`, or `allow_unauthenticated: true`",
         )
+    if router.renew_idle and config.engine.plugin == "off":
+        message = "decode cannot be asked to keep turns for longer without pdctl's plugin"
+        yield Problem(("router", "renew_idle"), message, "remove one of the two")
     if router.tenant_salt and not router.api_keys_file:
         message = "has no effect without API keys, which tell tenants apart"
         yield Problem(("router", "tenant_salt"), message, "set `api_keys_file`, or remove it")
@@ -330,6 +333,7 @@ def _router(config: Config) -> Found:
 
 _PDCTL_ONLY = (
     "ttl",
+    "renew_idle",
     "store",
     "api_keys_file",
     "tenant_salt",

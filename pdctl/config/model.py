@@ -380,6 +380,9 @@ class SshTarget(Section):
     """Directory on the hosts for everything that pdctl puts there."""
     model_dir: Text | None = None
     """Directory on the hosts for downloaded models; default is inside `base_dir`."""
+    supervision: Literal["auto", "systemd", "process"] = "auto"
+    """What starts a process again that died: a systemd unit, or a process of pdctl's beside it.
+    `auto`: systemd where it runs and root can be had, else the process."""
     start_timeout: PositiveSeconds = 1800.0
     """How long an engine may take to become healthy, loading the model included."""
     stop_timeout: PositiveSeconds = 60.0
@@ -546,6 +549,8 @@ class Router(Section):
     """Port to listen on; 0 lets pdctl choose. Replicas on one machine take the next ones."""
     ttl: PositiveSeconds | None = None
     """How long a handle is offered to prefill; default is safe for `kv.decoder_ttl`."""
+    renew_idle: Seconds = 0.0
+    """How long after a turn decode is asked to keep it, while its client is expected; 0: never."""
     replicas: Count = 1
     """Routers that serve the same engines; elsewhere than on this machine each needs a host."""
     store: Store = "memory"

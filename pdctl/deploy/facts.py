@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
 from pdctl.base.errors import BadAnswerError, NotFoundError
-from pdctl.base.process import ProcessSpec, RunningProcess
+from pdctl.base.process import Kept, ProcessSpec, RunningProcess
 from pdctl.config.model import Config
 from pdctl.deploy import folders
 from pdctl.deploy.world import World
@@ -41,7 +41,8 @@ def gather(
     _require_existing(world, config, deployment)
     _require_example(world, config, deployment)
     _require_router(world, config, deployment)
-    alive = frozenset(_alive(world, state))
+    now = dict(_now(world, state))
+    alive = frozenset(now)
     found = {name: host.find(marks) for name, host in world.hosts.items()}
     engine_hosts = _engine_hosts(world, deployment)
     return Facts(
@@ -57,6 +58,8 @@ def gather(
         healthy=frozenset(_healthy(world, state, alive)),
         leftovers=tuple(leftovers(found, state, alive)),
         held_ports=tuple(_held_ports(world, deployment, found)),
+        supervision={s.host: world.supervision(s.host) for s in deployment.processes},
+        now={name: kept.ref for name, kept in now.items() if kept.ref is not None},
     )
 
 
@@ -163,11 +166,12 @@ def _missing_modules(host: Host, python: str) -> Iterator[str]:
         yield example.missing_modules(missing)
 
 
-def _alive(world: World, state: DeploymentState | None) -> Iterator[str]:
+def _now(world: World, state: DeploymentState | None) -> Iterator[tuple[str, Kept]]:
+    """The recorded processes that live, or that something is about to start again."""
     for record in state.processes.values() if state else ():
         host = world.hosts.get(record.host)
-        if host is not None and record.ref is not None and host.alive(record.ref):
-            yield record.name
+        if host is not None and record.ref is not None and (kept := host.kept(record.ref)):
+            yield record.name, kept
 
 
 def _healthy(world: World, state: DeploymentState | None, alive: frozenset[str]) -> Iterator[str]:

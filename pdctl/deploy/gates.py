@@ -37,11 +37,12 @@ def wait_healthy(
     told = _FIRST_WORD_S - _WORD_EVERY_S
     seen: dict[str, str] = {}
     waiting = list(records)
+    restarts = {record.name: _restarts(world, record) for record in records}
     while waiting:
         for record in list(waiting):
             answer = world.probe(world.near(record) + record.health_path)
             # Looked at after the probe: an answer may have come from a stranger on the port.
-            _still_there(world, record)
+            _still_there(world, record, restarts[record.name])
             if answer is None:
                 waiting.remove(record)
                 on_healthy(record)
@@ -57,9 +58,16 @@ def wait_healthy(
         world.sleep(_POLL_S)
 
 
-def _still_there(world: World, record: ProcessRecord) -> None:
+def _restarts(world: World, record: ProcessRecord) -> int:
+    kept = world.hosts[record.host].kept(record.ref) if record.ref else None
+    return kept.restarts if kept else 0
+
+
+def _still_there(world: World, record: ProcessRecord, restarts: int) -> None:
+    """One that is started again has ended too: it will not do better without a change."""
     host = world.hosts[record.host]
-    if record.ref is not None and host.alive(record.ref):
+    kept = host.kept(record.ref) if record.ref else None
+    if kept is not None and kept.restarts == restarts:
         return
     lines = logs.last_lines(host, record, _READ_LINES)
     pid = f" (pid {record.ref.pid})" if record.ref else ""

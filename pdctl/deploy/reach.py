@@ -16,6 +16,7 @@ from pdctl.base.errors import PdctlError, PermissionDeniedError, TemporaryError,
 from pdctl.base.events import Listener, ignore
 from pdctl.base.process import url_of
 from pdctl.config.model import Config, LocalTarget, SshAccess, SshHost, SshTarget
+from pdctl.deploy import services
 from pdctl.deploy.local import this_machine
 from pdctl.deploy.world import World, own_url
 from pdctl.observe.endpoints import Served
@@ -54,6 +55,7 @@ def world_of(config: Config, listen: Listener = ignore) -> World:
             listen,
             prepare=lambda: _own_all(hosts.values(), tops, sudo=target.access.sudo),
             near=near_through(hosts),
+            supervision=functools.cache(lambda name: services.choose(hosts[name], target)),
         )
     raise UsageError(
         f"hosts of `target.kind: {target.kind}` cannot be reached yet", where="key `target.kind`"

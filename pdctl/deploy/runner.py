@@ -1,17 +1,16 @@
 """Applying a plan. What is done is saved after every step, so that it can stop anywhere."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 
 from pdctl import __version__
 from pdctl.base import paths
 from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
 from pdctl.base.events import Note, StepDone, StepFailed, StepSkipped, StepStarted
-from pdctl.base.process import ProcessSpec, RunningProcess
+from pdctl.base.process import ProcessRef, ProcessSpec, RunningProcess, Supervision
 from pdctl.config.model import Config, ExternalTarget
-from pdctl.deploy import audit, facts, folders, gates, install, logs, teardown, ttl
+from pdctl.deploy import audit, facts, folders, gates, install, services, teardown, ttl
 from pdctl.deploy.interrupt import Interrupts
 from pdctl.deploy.survey import Survey, Wanted
 from pdctl.deploy.world import World
@@ -41,6 +40,7 @@ from pdctl.state.model import (
     record_of,
 )
 from pdctl.state.store import StateStore
+from pdctl.targets import hostlog
 from pdctl.targets.base import Host
 
 _ROUTER_LIMIT_S = 60.0
@@ -232,7 +232,7 @@ class _Run:
             shown,
             action.starting,
             choose_port=lambda spec: self._host(spec).choose_port(spec.binds or spec.address),
-            new_id=lambda spec: f"{self._wanted.config.name}-{spec.name}-{self._world.suffix()}",
+            new_id=self._new_id,
         )
         self._deployment = self._wanted.rendered(chosen)
         starting = [s for s in self._deployment.processes if s.name in action.starting]
@@ -246,10 +246,20 @@ class _Run:
         self._save(state)
         return ", ".join(f"{spec.name} {spec.port}" for spec in starting)
 
+    def _new_id(self, spec: ProcessSpec) -> str | None:
+        if self._supervision(spec) != "none":
+            return None  # each start has its own, and not all of them are ours
+        return f"{self._wanted.config.name}-{spec.name}-{self._world.suffix()}"
+
+    def _supervision(self, spec: ProcessSpec) -> Supervision:
+        return self._found.facts.supervision.get(spec.host, "none")
+
     def _intent(self, spec: ProcessSpec, chosen: Chosen) -> ProcessRecord:
-        log = self._wanted.place.state / "logs" / spec.log_name
-        record = record_of(spec, log=str(log), engine_id=chosen.engine_ids.get(spec.name))
-        return replace(record, log_offset=logs.size(self._host(spec), log))
+        how = self._supervision(spec)
+        log = services.log_of(spec, self._wanted.config.name, self._wanted.place, how)
+        engine_id = chosen.engine_ids.get(spec.name)
+        record = record_of(spec, log=log, engine_id=engine_id, supervision=how)
+        return replace(record, log_offset=hostlog.size(self._host(spec), log))
 
     def _return_ttl(self) -> str:
         ttl.set_ttl(
@@ -275,11 +285,19 @@ class _Run:
     def _start(self, action: Start) -> str:
         spec = next(s for s in self._deployment.processes if s.name == action.name)
         record = self._state.processes[action.name]
-        if file := record.env.get("PDCTL_TTL_FILE"):
+        if file := ttl.file_of(record):
             # What was set while an earlier one ran is not meant for this one.
-            self._host(spec).remove_tree(PurePosixPath(file))
+            self._host(spec).remove_tree(file)
         with self._interrupts.held():
-            ref = self._host(spec).start(spec, PurePosixPath(record.log))
+            ref = services.start(
+                self._host(spec),
+                spec,
+                record.log,
+                supervision=record.supervision,
+                deployment=self._deployment,
+                config=self._wanted.config,
+                place=self._wanted.place,
+            )
             started = replace(record, ref=ref, started_at=self._world.now())
             self._save(self._state.with_process(started))
         self._audit(f"start {spec.name} pid={ref.pid} port={spec.port} log={record.log}")
@@ -302,9 +320,17 @@ class _Run:
         self._save(replace(self._state, phase="running"))
         self._proven = self._prove(self._state)
         tokens = self._proven.reused_tokens
-        proof = Proof(self._world.now(), tokens, self._state.refs())
+        proof = Proof(self._world.now(), tokens, tuple(self._now()))
         self._save(replace(self._state, proof=proof))
         return f"{tokens} tokens reused"
+
+    def _now(self) -> Iterator[ProcessRef]:
+        """What the recorded processes are now, started again or not."""
+        for _, record in sorted(self._state.processes.items()):
+            host = self._world.hosts.get(record.host)
+            kept = host.kept(record.ref) if host and record.ref else None
+            if kept is not None and kept.ref is not None:
+                yield kept.ref
 
     # --- small things -------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from pdctl.observe.facts import gather
 from pdctl.observe.outlook import Outlook, gaps_in, look_out
 from pdctl.observe.processes import read_process
 from pdctl.observe.ttl import KeptFor, RouterTtl, ask_routers, read_kept_for
+from pdctl.render.router import TTL_FILE as ROUTER_FILE
 from pdctl.state.model import DeploymentState, Intervals, ProcessRecord
 from pdctl.state.store import StateStore
 from pdctl.targets.base import Host
@@ -94,6 +95,14 @@ def _request_log(world: World, config: Config, routers: Sequence[ProcessRecord])
         return b""
     host = world.hosts[routers[0].host]
     return host.read_file(PurePosixPath(log), limit=_LOG_BYTES) or b""
+
+
+def file_of(record: ProcessRecord) -> PurePosixPath | None:
+    """Where a process keeps the TTL that was set while it ran, for when it is started again."""
+    found = record.env.get("PDCTL_TTL_FILE")
+    if found is None and ROUTER_FILE in record.argv:
+        found = record.argv[record.argv.index(ROUTER_FILE) + 1]
+    return None if found is None else PurePosixPath(found)
 
 
 def why_not_live(world: World, state: DeploymentState, marks: str) -> dict[str, str]:

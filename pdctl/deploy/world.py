@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pdctl.base.events import Listener, ignore
+from pdctl.base.process import Supervision
 from pdctl.deploy.probe import Probe, probe
 from pdctl.observe.endpoints import Served
 from pdctl.targets.base import Host
@@ -25,6 +26,11 @@ def nothing() -> None:
     """What there is to prepare on this machine."""
 
 
+def by_nothing(host: str) -> Supervision:
+    """On this machine nothing starts processes again; `up` does."""
+    return "none"
+
+
 @dataclass(frozen=True)
 class World:
     """Hosts by their name in a deployment, the clock, and who is told.
@@ -38,6 +44,7 @@ class World:
         suffix: new at every call.
         prepare: makes the hosts such that folders can be made on them.
         near: URL at which this machine reaches what a process serves, given its record.
+        supervision: what is to keep the processes of a host running, given its name.
     """
 
     hosts: Mapping[str, Host]
@@ -49,6 +56,7 @@ class World:
     suffix: Callable[[], str] = field(default=new_suffix)
     prepare: Callable[[], None] = nothing
     near: Callable[[Served], str] = own_url
+    supervision: Callable[[str], Supervision] = by_nothing
 
     def close(self) -> None:
         """Give connections back."""

@@ -100,7 +100,7 @@ def engine_command(
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
         **_model_env(config, paths),
         **_device_env(config, role, gpus),
-        **_plugin_env(config, paths),
+        **_plugin_env(config, role, paths),
         **config.model.env,
         **choices.role_of(config, role).env,
     }
@@ -208,7 +208,7 @@ def _device_env(config: Config, role: EngineRole, gpus: tuple[int, ...]) -> dict
     return env
 
 
-def _plugin_env(config: Config, paths: EnginePaths) -> dict[str, Part]:
+def _plugin_env(config: Config, role: EngineRole, paths: EnginePaths) -> dict[str, Part]:
     if paths.plugin is None:
         # Also for an engine whose environment has pdctl installed.
         return {"PDCTL_PLUGIN": "off"}
@@ -217,6 +217,8 @@ def _plugin_env(config: Config, paths: EnginePaths) -> dict[str, Part]:
         "PDCTL_TTL_FILE": str(paths.ttl_file),
         "PYTHONPATH": str(paths.plugin),
     }
+    if role == "decode" and config.router.renew_idle:
+        env["PDCTL_LEASE_RENEWAL"] = "on"
     if choices.is_local(config) or choices.on_cpu(config):
         env["PDCTL_NIXL_PROGRESS_US"] = _PROGRESS_US
         env["PDCTL_QUEUE_SPIN_MS"] = "0"

@@ -14,13 +14,15 @@ from typing import Any
 
 from pdctl.base.command import Command, Secret, command
 from pdctl.base.errors import PdctlError
-from pdctl.base.process import ProcessSpec, RoleName, RunningProcess
+from pdctl.base.process import Kept, ProcessSpec, RoleName, RunningProcess
 from pdctl.base.redact import redacted
 from pdctl.base.runfacts import ProcessFacts, StartLine
 from pdctl.observe.logs.line import Clock, parse
 from pdctl.plan.differences import by_option
 from pdctl.plugin.live_ttl import parse as parse_ttl
+from pdctl.render.model import NEW_AT_EVERY_START
 from pdctl.state.model import ProcessRecord
+from pdctl.targets import hostlog
 from pdctl.targets.base import Host
 
 _LIMIT_S = 20.0
@@ -70,18 +72,34 @@ def read_process(
     )
     if record.ref is None:
         return replace(facts, alive=False)
-    alive = host.alive(record.ref)
-    found = next((each for each in running if each.ref.pid == record.ref.pid), None)
-    if not alive or found is None:
-        return replace(facts, alive=alive)
+    kept = host.kept(record.ref)
+    its = kept.ref if kept else None
+    facts = _as_kept(facts, kept)
+    found = next((each for each in running if its and each.ref.pid == its.pid), None)
+    if its is None or found is None:
+        return replace(facts, alive=its is not None)
     return replace(
         facts,
         alive=True,
         running=_shown(by_option(found.argv)),
-        env=_environment(host, record.ref.pid, facts.wanted_env.keys() | record.env.keys(), record),
+        env=_environment(host, its.pid, facts.wanted_env.keys() | record.env.keys(), record),
         ttl_file=_ttl(host, record),
         levers=_levers(host, record, {each.ref.pid for each in running}),
     )
+
+
+def _as_kept(facts: ProcessFacts, kept: Kept | None) -> ProcessFacts:
+    """The facts of what was started again since: another pid, and another engine id."""
+    if kept is None:
+        return facts
+    facts = replace(facts, pid=kept.ref.pid if kept.ref else facts.pid, restarts=kept.restarts)
+    new = kept.engine_id
+    wanted = {
+        option: value.replace(NEW_AT_EVERY_START, new or NEW_AT_EVERY_START)
+        for option, value in facts.wanted.items()
+        if new or NEW_AT_EVERY_START not in value  # vLLM makes one by itself
+    }
+    return replace(facts, engine_id=new or facts.engine_id, wanted=wanted)
 
 
 def _shown(options: Mapping[str, str]) -> dict[str, str]:
@@ -156,9 +174,9 @@ def _ask(host: Host, what: Command) -> str | None:
 def read_log(host: Host, record: ProcessRecord, limit: int) -> HeldLog:
     """The end of its log, at most `limit` bytes; never raises for one that cannot be read."""
     try:
-        log = PurePosixPath(record.log)
-        size = _size(host, log)
-        data = host.read_file(log, limit=limit) or b""
+        size = hostlog.size(host, record.log)
+        data = hostlog.tail(host, record.log, limit=limit, since=record.started_at) or b""
+        size = size or len(data)
     except PdctlError as error:
         return HeldLog(record.name, record.role, b"", whole=False, error=error.message)
     since = size - record.log_offset if size >= record.log_offset else size
@@ -167,11 +185,6 @@ def read_log(host: Host, record: ProcessRecord, limit: int) -> HeldLog:
     if not whole:
         ours = ours[ours.find(b"\n") + 1 :]
     return HeldLog(record.name, record.role, ours, whole, tuple(starts_in(data)))
-
-
-def _size(host: Host, log: PurePosixPath) -> int:
-    said = _ask(host, command("stat", "-c", "%s", str(log)))
-    return int(said) if said and said.strip().isdigit() else 0
 
 
 def starts_in(data: bytes) -> list[StartLine]:

@@ -9,7 +9,7 @@ import aiohttp
 
 from pdctl.base.errors import PdctlError
 from pdctl.base.explain import STATE_PATH
-from pdctl.base.process import ROLES, RoleName
+from pdctl.base.process import ROLES, Kept, ProcessRef, RoleName
 from pdctl.engine.example import LIMITS
 from pdctl.observe.http import ask, ask_json
 from pdctl.state.model import DeploymentState, Intervals, Phase, ProcessRecord
@@ -33,7 +33,8 @@ class RoleStatus:
         healthy: it runs, and it answers.
         problem: why it is not healthy; empty when it is.
         version: vLLM's, or pdctl's for the router; None when it does not say.
-        age_s: seconds since it was started; None when it is gone.
+        age_s: seconds since `up` started it; None when it is gone.
+        restarts: how often it was started again since; None where nothing would.
     """
 
     role: RoleName
@@ -46,6 +47,8 @@ class RoleStatus:
     engine_id: str | None
     problem: str = ""
     age_s: float | None = None
+    restarts: int | None = None
+    ref: ProcessRef | None = None
 
     @property
     def name(self) -> str:
@@ -63,6 +66,7 @@ class RoleStatus:
             "healthy": self.healthy,
             "version": self.version,
             "engine_id": self.engine_id,
+            **({} if self.restarts is None else {"restarts": self.restarts}),
         }
 
 
@@ -119,7 +123,8 @@ async def read_status(
     records = sorted(state.processes.values(), key=lambda r: (ROLES.index(r.role), r.index))
     async with aiohttp.ClientSession() as session:
         roles = await asyncio.gather(*(_read_role(session, hosts, each, near) for each in records))
-    proof = state.proof if state.proof and state.proof.processes == state.refs() else None
+    now = tuple(r.ref for r in sorted(roles, key=lambda r: r.name) if r.ref is not None)
+    proof = state.proof if state.proof and state.proof.processes == now else None
     return Status(
         name=state.name,
         target=state.target,
@@ -141,33 +146,41 @@ def _is_example(record: ProcessRecord) -> bool:
 async def _read_role(
     session: aiohttp.ClientSession, hosts: Mapping[str, Host], record: ProcessRecord, near: Near
 ) -> RoleStatus:
-    alive, problem = await asyncio.to_thread(_alive, hosts.get(record.host), record)
+    kept, problem = await asyncio.to_thread(_kept, hosts.get(record.host), record)
+    alive = kept is not None and kept.ref is not None
     url = await asyncio.to_thread(near, record) if alive else record.url
     problem = await _problem(session, url + record.health_path) if alive else problem
     return RoleStatus(
         role=record.role,
         index=record.index,
         host=record.host,
-        pid=record.ref.pid if record.ref and alive else None,
+        pid=kept.ref.pid if kept and kept.ref else None,
         port=record.port,
         healthy=not problem,
         version=None if problem else await _version(session, record, url),
-        engine_id=record.engine_id,
+        engine_id=kept.engine_id if kept and kept.engine_id else record.engine_id,
         problem=problem,
         age_s=time.time() - record.started_at if alive and record.started_at else None,
+        restarts=None if record.supervision == "none" or not kept else kept.restarts,
+        ref=kept.ref if kept else None,
     )
 
 
-def _alive(host: Host | None, record: ProcessRecord) -> tuple[bool, str]:
-    """Whether it runs, and why not."""
+def _kept(host: Host | None, record: ProcessRecord) -> tuple[Kept | None, str]:
+    """What it is now, and why it does not run when it does not."""
     if record.ref is None:
-        return False, "not started"
+        return None, "not started"
     if host is None:
-        return False, f"the configuration has no host `{record.host}` any more"
+        return None, f"the configuration has no host `{record.host}` any more"
     try:
-        return host.alive(record.ref), f"pid {record.ref.pid} is gone"
+        kept = host.kept(record.ref)
     except PdctlError as error:
-        return False, f"{record.host}: {error.message}"
+        return None, f"{record.host}: {error.message}"
+    if kept is not None:
+        return kept, f"it ended, and is about to be started again ({kept.restarts} times so far)"
+    if record.supervision != "none":
+        return None, "it is gone, and is not started again: it ended too often, or was ended"
+    return None, f"pid {record.ref.pid} is gone"
 
 
 async def _problem(session: aiohttp.ClientSession, url: str) -> str:

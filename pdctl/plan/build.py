@@ -90,12 +90,21 @@ class _Work:
             return _Verdict(True, False, "it was never started")
         if spec.name not in self.facts.alive:
             return _Verdict(True, False, _why_dead(record))
-        if drift := differences(record, spec):
+        if drift := (*differences(record, spec), *self._kept_otherwise(record)):
             return _Verdict(True, True, f"the configuration changed: {_short(drift)}")
-        pid = record.ref.pid if record.ref else 0
+        now = self.facts.now.get(spec.name, record.ref)
+        pid = now.pid if now else 0
         if spec.name in self.facts.healthy:
             return _Verdict(False, False, f"pid {pid} runs as configured and answers")
         return _Verdict(False, False, f"pid {pid} runs as configured; it does not answer yet")
+
+    def _kept_otherwise(self, record: ProcessRecord) -> Iterator[str]:
+        """`auto` leaves alone what is kept running at all."""
+        wanted = self.facts.supervision.get(record.host, "none")
+        kept = "none" not in (record.supervision, wanted)
+        auto = getattr(self.config.target, "supervision", "auto") == "auto"
+        if record.supervision != wanted and not (auto and kept):
+            yield f"supervision: {record.supervision} → {wanted}"
 
     # --- the steps ----------------------------------------------------------------------
 
@@ -249,7 +258,9 @@ class _Work:
         if self.state is None or self.state.proof is None:
             return None
         healthy = all(spec.name in self.facts.healthy for spec in self.deployment.processes)
-        same = self.state.proof.processes == self.state.refs()
+        records = self.state.processes
+        now = (self.facts.now.get(name, records[name].ref) for name in sorted(records))
+        same = self.state.proof.processes == tuple(ref for ref in now if ref is not None)
         return self.state.proof.reused_tokens if healthy and same else None
 
 

@@ -12,7 +12,8 @@ from pdctl.render.model import Chosen
 from pdctl.state.model import DeploymentState
 
 ChoosePort = Callable[[ProcessSpec], int]
-NewId = Callable[[ProcessSpec], str]
+NewId = Callable[[ProcessSpec], str | None]
+"""None where another one makes an id at every start."""
 
 
 def kept(
@@ -64,13 +65,10 @@ def completed(
             ports[spec.name] = _another(spec, taken, choose_port)
         if spec.side_channel_port == 0 and spec.name not in side:
             side[spec.name] = _another(spec, taken, choose_port)
-    fresh = {s.name: new_id(s) for s in shown if s.name in starting and s.role != "router"}
-    return replace(
-        chosen,
-        ports=ports,
-        side_channel_ports=side,
-        engine_ids={**chosen.engine_ids, **fresh},
-    )
+    ids = {name: old for name, old in chosen.engine_ids.items() if name not in starting}
+    engines = [spec for spec in shown if spec.name in starting and spec.role != "router"]
+    ids |= {spec.name: fresh for spec in engines if (fresh := new_id(spec)) is not None}
+    return replace(chosen, ports=ports, side_channel_ports=side, engine_ids=ids)
 
 
 def _another(spec: ProcessSpec, taken: set[int], choose_port: ChoosePort) -> int:

@@ -1,8 +1,9 @@
 """What planning must know of the world. `deploy.facts` gathers it; here are only the values."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from pdctl.base.process import RunningProcess
+from pdctl.base.process import ProcessRef, RunningProcess, Supervision
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Facts:
         healthy: of those, the ones that answer.
         leftovers: processes with this deployment's mark that belong to none of `alive`.
         held_ports: ports in the way, but for those that the deployment's own processes hold.
+        supervision: by host, what is to keep its processes running.
+        now: by name, what the recorded processes that live are now, started again or not.
     """
 
     known: bool = True
@@ -46,3 +49,5 @@ class Facts:
     healthy: frozenset[str] = frozenset()
     leftovers: tuple[RunningProcess, ...] = ()
     held_ports: tuple[HeldPort, ...] = ()
+    supervision: Mapping[str, Supervision] = field(default_factory=dict)
+    now: Mapping[str, ProcessRef] = field(default_factory=dict)

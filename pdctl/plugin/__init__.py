@@ -12,6 +12,7 @@ of pdctl, syntax of Python 3.10. Everything it is told comes from the environmen
 ``PDCTL_PLUGIN=off``           do nothing at all
 ``PDCTL_PLUGIN_LEVERS``        comma list of the levers that are wanted; unset or empty means all
 ``PDCTL_TTL_FILE``             control file of ``live_ttl``
+``PDCTL_LEASE_RENEWAL=on``     let D's turns be renewed: ``lease_renewal``
 ``PDCTL_NIXL_PROGRESS_US``     delay of NIXL's progress thread, for ``quiet_progress``
 ``PDCTL_QUEUE_SPIN_MS``        how long a queue's reader spins before it sleeps, for ``quiet_queue``
 ``PDCTL_PLUGIN_STATUS_DIR``    where each process says which levers are active
@@ -21,7 +22,7 @@ of pdctl, syntax of Python 3.10. Everything it is told comes from the environmen
 import os
 from collections.abc import Mapping
 
-from . import _status, live_ttl, quiet_progress, quiet_queue, streaming_handles
+from . import _status, lease_renewal, live_ttl, quiet_progress, quiet_queue, streaming_handles
 from ._guard import LOGGER, Build, Guard, Lever, Off
 
 __all__ = ["LEVERS", "register"]
@@ -29,6 +30,7 @@ __all__ = ["LEVERS", "register"]
 LEVERS: dict[str, Build] = {
     "streaming_handles": streaming_handles.lever,
     "live_ttl": live_ttl.lever,
+    "lease_renewal": lease_renewal.lever,
     "quiet_progress": quiet_progress.lever,
     "quiet_queue": quiet_queue.lever,
 }

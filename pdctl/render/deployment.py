@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pdctl.base.command import Command
 from pdctl.base.process import ProcessSpec, marked
-from pdctl.config.model import Config, ExternalTarget
+from pdctl.config.model import Config, Ec2Target, ExternalTarget, SshTarget
 from pdctl.engine import choices
 from pdctl.engine.argv import EnginePaths, EngineSecrets, engine_command
 from pdctl.engine.choices import ENGINE_ROLES, EngineRole
@@ -23,8 +23,9 @@ from pdctl.render.model import (
     RenderedFile,
     Secrets,
 )
-from pdctl.render.router import Urls, example_script, router_command, router_files
+from pdctl.render.router import Urls, example_script, router_command, router_files, ttl_file
 from pdctl.render.spots import THIS_MACHINE, Spot, hosts_of, spots_of
+from pdctl.render.supervise import FOLDER, supervisor_path, supervisor_script
 
 _NO_SECRETS = Secrets()
 
@@ -72,6 +73,7 @@ def render(
             *_plugin_files(config, place, spots),
             *_key_files(config, place, spots, secrets),
             *_example_files(config, place, spots, example),
+            *_supervisor_files(config, place, spots),
         ),
         recipe=recipe,
         model_step=tiny_model_step(place.cache, python=python) if makes_model else None,
@@ -142,11 +144,15 @@ def _directories(config: Config, place: Place, spots: Sequence[Spot]) -> Iterato
     for host in hosts_of(spots):
         yield RenderedDir(host, place.state)
         yield RenderedDir(host, place.temp)
+        if may_supervise(config):
+            yield RenderedDir(host, place.state / FOLDER)
     for spot in spots:
         if spot.role != "router":
             paths = _paths(config, place, spot)
             yield RenderedDir(spot.host, paths.control)
             yield RenderedDir(spot.host, paths.status)
+        elif config.router.kind == "pdctl":
+            yield RenderedDir(spot.host, ttl_file(place, spot).parent)
         elif _copies_example(config):
             yield RenderedDir(spot.host, example_script(config, place).parent)
 
@@ -184,6 +190,22 @@ def _example_files(
     for spot in spots:
         if spot.role == "router" and content is not None and _copies_example(config):
             yield RenderedFile(spot.host, example_script(config, place), content)
+
+
+def _supervisor_files(
+    config: Config, place: Place, spots: Sequence[Spot]
+) -> Iterator[RenderedFile]:
+    if may_supervise(config):
+        for host in hosts_of(spots):
+            yield RenderedFile(host, supervisor_path(place), supervisor_script())
+
+
+def may_supervise(config: Config) -> bool:
+    """Whether processes may be kept running by pdctl's own supervisor."""
+    target = config.target
+    if isinstance(target, SshTarget):
+        return target.supervision != "systemd"
+    return isinstance(target, Ec2Target)
 
 
 def _copies_example(config: Config) -> bool:

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -24,6 +24,10 @@ from pdctl.engine.install import InstallStep
 from pdctl.render.model import NEW_AT_EVERY_START, Deployment
 
 Format = Literal["shell", "systemd", "json"]
+
+UNIT_FOLDER = "/etc/systemd/system"
+SETTINGS_FOLDER = "/etc/pdctl"
+"""Where units go, and where their environment and secrets go."""
 
 
 @dataclass(frozen=True)
@@ -133,21 +137,63 @@ def _own_directories(deployment: Deployment, spec: ProcessSpec) -> list[Any]:
 
 
 def _systemd(deployment: Deployment, config: Config, spec: ProcessSpec) -> list[Text]:
-    unit = f"pdctl-{deployment.name}-{spec.name}"
-    folder = PurePosixPath("/etc/pdctl")
+    return _unit(deployment, config, spec, spec.command.masked_argv(), _user(config))
+
+
+def unit_name(deployment: str, process: str) -> str:
+    """`pdctl-NAME-prefill-0`, of which the unit and its files are called."""
+    return f"pdctl-{deployment}-{process}"
+
+
+def installed_unit(
+    deployment: Deployment, config: Config, spec: ProcessSpec, *, user: str
+) -> list[Text]:
+    """A unit as it is installed: what `texts` shows, with the user and the secrets.
+
+    Those of the environment are in a file of their own; systemd reads all of them as root.
+    """
+    argv = spec.command.argv()
+    unit, env = _unit(deployment, config, spec, argv, user)
+    if argv != spec.command.masked_argv():
+        unit = replace(unit, mode=0o600)
+    values = {k: v.value for k, v in spec.command.env.items() if isinstance(v, Secret)}
+    if not values:
+        return [unit, env]
+    lines = [f"{key}={systemd_env_value(value)}\n" for key, value in values.items()]
+    name = unit_name(deployment.name, spec.name)
+    return [unit, env, Text(f"{name}.secrets", "".join(lines), 0o600)]
+
+
+def _unit(
+    deployment: Deployment, config: Config, spec: ProcessSpec, argv: Sequence[str], user: str | None
+) -> list[Text]:
+    unit = unit_name(deployment.name, spec.name)
+    folder = PurePosixPath(SETTINGS_FOLDER)
     common = _common(deployment, spec)
     cwd = spec.command.cwd
     service = _template("systemd/process.service.j2").render(
         **common,
-        argv=[_without_engine_id(word) for word in spec.command.masked_argv()],
+        argv=[_without_engine_id(word) for word in argv],
+        after=_after(deployment, spec),
         env_file=str(folder / f"{unit}.env"),
         secrets_file=str(folder / f"{unit}.secrets"),
-        user=_user(config),
+        user=user,
         runtime_directory=cwd.removeprefix("/run/") if cwd and cwd.startswith("/run/") else None,
         stop_timeout=_seconds(config),
     )
     env = _template("systemd/process.env.j2").render(**common)
     return [Text(f"{unit}.service", service), Text(f"{unit}.env", env, 0o600)]
+
+
+def _after(deployment: Deployment, spec: ProcessSpec) -> list[str]:
+    """Units of the same host that a router starts after."""
+    if spec.role != "router":
+        return []
+    return [
+        f"{unit_name(deployment.name, other.name)}.service"
+        for other in deployment.processes
+        if other.role != "router" and other.host == spec.host
+    ]
 
 
 def _common(deployment: Deployment, spec: ProcessSpec) -> dict[str, Any]:

@@ -16,6 +16,9 @@ _ENV: Mapping[str, Part] = {
     "PYTHONUNBUFFERED": "1",
 }
 
+TTL_FILE = "--ttl-file"
+"""Option with the file in which a router keeps the TTL that was set while it ran."""
+
 Urls = Mapping[EngineRole, Sequence[str]]
 
 
@@ -59,6 +62,11 @@ def router_command(
     return _own(config, spot, place, urls)
 
 
+def ttl_file(place: Place, spot: Spot) -> PurePosixPath:
+    """Where a router keeps the TTL that was set while it ran."""
+    return place.state / "control" / spot.name / "router_ttl.json"
+
+
 def example_script(config: Config, place: Place) -> PurePosixPath:
     """The example proxy's file on the router's host."""
     source = PurePosixPath(config.router.source or "")
@@ -78,6 +86,8 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
         ("--host", spot.address),
         ("--port", spot.port),
         ("--ttl", _number(choices.router_ttl(config))),
+        ("--renew-idle", _number(router.renew_idle) if router.renew_idle else None),
+        (TTL_FILE, ttl_file(place, spot)),
         ("--threshold", config.kv.recompute_threshold),
         *(("--limit", limit) for limit in _limits(router.limits)),
         ("--reuse-share", None if router.reuse_share == 1.0 else _number(router.reuse_share)),

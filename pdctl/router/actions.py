@@ -162,9 +162,16 @@ class Reply:
 
 @dataclass(frozen=True)
 class Keep:
-    """Put a handle into the store → list[Handle] that had to go for it."""
+    """Put a handle into the store → list[Handle] that had to go for it.
+
+    Attributes:
+        fresh: it is of the turn that ends now, not one that is put back.
+        calls_tool: that turn's answer called a tool, so its client will be back.
+    """
 
     handle: Handle
+    fresh: bool = False
+    calls_tool: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What can be changed while the router runs: its paths `/pdctl/v1/reuse` and `/pdctl/v1/ttl`.
 
 A change is this process's alone: it lasts until the process ends, and a router that starts takes
-what it is started with again.
+what it is started with again. Only the TTL is kept in a file, where one is named (`kept_ttl`).
 """
 
 import asyncio
@@ -58,12 +58,18 @@ class TtlSwitch:
     """Shows and changes for how long handles are offered.
 
     Handles that are there keep their own deadline, as decode's blocks do.
+
+    Args:
+        keep: writes down what is in force, for the next start.
     """
 
-    def __init__(self, shared: Shared, policy: Policy, gate: Gate) -> None:
+    def __init__(
+        self, shared: Shared, policy: Policy, gate: Gate, keep: Callable[[float], None] | None
+    ) -> None:
         self._shared = shared
         self._policy = policy
         self._gate = gate
+        self._keep = keep
 
     def add_to(self, app: web.Application) -> None:
         """Add the two routes."""
@@ -83,6 +89,14 @@ class TtlSwitch:
             return error_answer(400, str(wrong), "invalid_request")
         log.warning("handles are offered for %g s from now on, not %g s", ttl, self._policy.ttl)
         self._policy.ttl = ttl
+        try:
+            if self._keep is not None:
+                self._keep(ttl)
+        except OSError as error:
+            log.error("the TTL cannot be written down for the next start: %s", error)
+            return error_answer(
+                500, f"It is in force, and the next start will not know: {error.strerror}", "ttl"
+            )
         return web.json_response({"ttl": ttl})
 
 

@@ -606,7 +606,7 @@ class _Turn:
             yield self._release(harvest.kv, refused)
             return
         yield from self._supersede(handle)
-        yield from self._keep(handle)
+        yield from self._keep(handle, fresh=True, calls_tool=harvest.calls_tool)
 
     def _handle(self, harvest: Harvest, blocked: float) -> tuple[Handle | None, str]:
         assert harvest.kv is not None
@@ -646,8 +646,10 @@ class _Turn:
             "",
         )
 
-    def _keep(self, handle: Handle) -> Generator[Action, Any, None]:
-        evicted: list[Handle] = yield Keep(handle)
+    def _keep(
+        self, handle: Handle, *, fresh: bool = False, calls_tool: bool = False
+    ) -> Generator[Action, Any, None]:
+        evicted: list[Handle] = yield Keep(handle, fresh, calls_tool)
         for gone in evicted:
             yield release_of(self.fleet, gone, "evicted")
 

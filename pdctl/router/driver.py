@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, assert_never
 
 import orjson
@@ -182,7 +183,7 @@ class Driver:
                 return self._reply(action.failure)
             case Keep():
                 self._claimed = None
-                return await asyncio.shield(self._keep(action.handle))
+                return await asyncio.shield(self._keep(action))
             case Release():
                 return shared.background.run(release(shared, action, self._headers))
             case Alarm():
@@ -358,9 +359,12 @@ class Driver:
             action.reason,
         )
 
-    async def _keep(self, handle: Handle) -> list[Handle]:
+    async def _keep(self, action: Keep) -> list[Handle]:
+        handle = action.handle
         await note_start(self._shared, handle)
         evicted = await self._shared.store.put(handle)
+        if action.fresh:
+            self._shared.leases.add(handle, time.monotonic(), self._active(action.calls_tool))
         log.debug(
             "conv=%s: cached D blocks (remote_request_id=%s, blocks=%d, tokens=%d)",
             one_line(handle.conversation.key),
@@ -370,6 +374,13 @@ class Driver:
         )
         await make_room(self._shared, handle.decode)
         return evicted
+
+    def _active(self, calls_tool: bool) -> Callable[[], bool]:
+        """Tells whether the client will be back: it has to, or it is still connected."""
+        transport = self._request.transport
+        if calls_tool or transport is None:
+            return lambda: calls_tool
+        return lambda: not transport.is_closing()
 
 
 def explanation(report: Report) -> TurnExplanation:

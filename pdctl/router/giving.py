@@ -19,6 +19,7 @@ from pdctl.router.core import release_of
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Handle
+from pdctl.router.leases import Leases
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.store import HandleStore, Total
 
@@ -69,6 +70,7 @@ class Shared:
     limits: RouterLimits
     background: Background
     auditor: Auditor
+    leases: Leases
 
 
 async def note_start(shared: Shared, handle: Handle) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from pdctl.base.transfer import EXPIRY
 from pdctl.router.match import Retained
 
 _DP_SUFFIX = re.compile(r"_dp(\d+)$")
@@ -83,6 +84,8 @@ class Handle:
             with the TTL that was in force when the turn finished.
         prefill: the server that computed the prompt; its own prefix cache may have it.
         turns: turns that the conversation has had, this one included.
+        renewed: until when decode keeps it by its own clock, where it was asked to keep it for
+            longer than `raw` says.
     """
 
     scope: Scope
@@ -97,6 +100,7 @@ class Handle:
     deadline: float
     prefill: str = ""
     turns: int = 1
+    renewed: float | None = None
 
     @classmethod
     def of(cls, params: Mapping[str, Any], **fields: Any) -> "Handle":
@@ -113,7 +117,8 @@ class Handle:
     @property
     def params(self) -> dict[str, Any]:
         """`kv_transfer_params`, read anew each time."""
-        return orjson.loads(self.raw)  # type: ignore[no-any-return]
+        params: dict[str, Any] = orjson.loads(self.raw)
+        return params if self.renewed is None else {**params, EXPIRY: self.renewed}
 
     @cached_property
     def id(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from pdctl.base.sse import DONE, SseSplitter, data_of, event_of
-from pdctl.base.transfer import for_refusal, for_release
+from pdctl.base.transfer import for_refusal, for_release, for_renewal
 from pdctl.router.eligible import CHAT, Endpoint
 from pdctl.router.ids import Ids, cut_out
 
@@ -180,6 +180,17 @@ def release_by_refusal(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def renewal(model: str, engine_id: str, until: Mapping[str, float]) -> dict[str, Any]:
+    """A tiny request that asks decode to keep turns for longer, and keeps nothing itself."""
+    return {
+        "model": model,
+        "prompt": [1, 2, 3],
+        "max_tokens": 1,
+        "temperature": 0,
+        "kv_transfer_params": for_renewal(engine_id, until),
+    }
+
+
 @dataclass
 class Harvest:
     """What decode told the router in passing.
@@ -206,6 +217,11 @@ class Harvest:
     def completion_tokens(self) -> int | None:
         """Generated tokens as billed."""
         return count_of(self.usage.get("completion_tokens")) if self.usage else None
+
+    @property
+    def calls_tool(self) -> bool:
+        """The client has something to do before it can go on."""
+        return self.finish_reason in ("tool_calls", "function_call")
 
     @property
     def over(self) -> bool:

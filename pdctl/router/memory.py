@@ -8,7 +8,8 @@ no more memory than the tokens themselves.
 import heapq
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from pdctl.router.handle import Conversation, Handle, Scope, worth
@@ -24,10 +25,19 @@ _Entry = tuple[bytes, str]
 
 
 class _Order:
-    """Ids by a number, least first. Those that have gone stay in it until they come up."""
+    """Ids by a number, least first. Those that have gone stay in it until they come up.
 
-    def __init__(self, alive: Mapping[str, Handle]) -> None:
+    Args:
+        counts: whether a number is the one that a handle has now.
+    """
+
+    def __init__(
+        self,
+        alive: Mapping[str, Handle],
+        counts: Callable[[float, Handle], bool] = lambda number, handle: True,
+    ) -> None:
         self._alive = alive
+        self._counts = counts
         self._heap: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
@@ -36,13 +46,17 @@ class _Order:
     def add(self, number: float, handle_id: str) -> None:
         heapq.heappush(self._heap, (number, handle_id))
         if len(self._heap) > 2 * len(self._alive) + 64:
-            self._heap = [entry for entry in self._heap if entry[1] in self._alive]
+            self._heap = [entry for entry in self._heap if self._holds(entry)]
             heapq.heapify(self._heap)
 
     def first(self) -> tuple[float, str] | None:
-        while self._heap and self._heap[0][1] not in self._alive:
+        while self._heap and not self._holds(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0] if self._heap else None
+
+    def _holds(self, entry: tuple[float, str]) -> bool:
+        handle = self._alive.get(entry[1])
+        return handle is not None and self._counts(entry[0], handle)
 
 
 class MemoryStore:
@@ -73,7 +87,7 @@ class MemoryStore:
         self._totals: dict[str, Total] = {}
         # By decode server, least worthy first.
         self._worth: dict[str, _Order] = {}
-        self._deadlines = _Order(self._handles)
+        self._deadlines = _Order(self._handles, lambda number, handle: number == handle.deadline)
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -130,6 +144,20 @@ class MemoryStore:
         while (first := self._deadlines.first()) is not None and first[0] <= now:
             taken += self._remove_all([first[1]])
         return taken
+
+    async def free(self, ids: Sequence[str]) -> set[str]:
+        """Those that are there."""
+        return self._handles.keys() & set(ids)
+
+    async def extend(self, handle_id: str, deadline: float, renewed: float) -> bool:
+        """Atomic, since nothing in it waits."""
+        handle = self._handles.get(handle_id)
+        if handle is None:
+            return False
+        if deadline > handle.deadline:
+            self._handles[handle_id] = replace(handle, deadline=deadline, renewed=renewed)
+            self._deadlines.add(deadline, handle_id)
+        return True
 
     async def forget_engine(self, decode: str, keep_start: str | None = None) -> int:
         """Handles to a dead engine start are worth nothing and cannot be released."""

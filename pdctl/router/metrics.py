@@ -41,6 +41,9 @@ class RouterMetrics:
         self.releases = Counter(
             names.ROUTER_RELEASES, "Handles given back", ["reason"], registry=add
         )
+        self.renewals = Counter(
+            names.ROUTER_RENEWALS, "Handles to be renewed, by result", ["result"], registry=add
+        )
         self._dropped = Counter(
             names.ROUTER_DROPPED_FIELDS,
             "Forbidden fields taken out of client requests",

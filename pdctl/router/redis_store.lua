@@ -67,17 +67,17 @@ local function uncount(entry)
   count(decode, -1, tokens, pinned)
 end
 
--- Takes a handle out: what it was, what of it is pinned, and its deadline. Nil when it is gone.
+-- Takes a handle out: what it was with its deadline, and what of it is pinned. Nil when it is gone.
 local function remove(id)
   local h = base .. 'h:' .. id
-  local f = redis.call('HMGET', h, 'entry', 'scope', 'name', 'beginning', 'chain', 'meta', 'raw', 'deadline')
+  local f = redis.call('HMGET', h, 'entry', 'scope', 'name', 'beginning', 'chain', 'meta', 'raw', 'deadline', 'renewed')
   if not f[1] then return nil end
   redis.call('DEL', h, base .. 't:' .. id)
   redis.call('ZREM', base .. 'x:' .. f[2], f[5] .. id)
   redis.call('ZREM', base .. 'k:' .. f[3], id)
   redis.call('SREM', base .. 'a:' .. f[4], id)
   uncount(f[1])
-  return {f[6], f[7], f[8] - now - 1}, pinned_of(f[1])
+  return {f[6], f[7], f[8] - now - 1, f[9] or ''}, pinned_of(f[1])
 end
 
 local function outlives(key, ms)
@@ -104,6 +104,12 @@ local function remove_head(w)
   return gone, pinned
 end
 
+-- Two ways to say the same; whatever a clock or a slow network did, the earlier one is safe.
+local function earlier(deadline, left)
+  local by_left = now + tonumber(left)
+  return math.min(tonumber(deadline) or by_left, by_left)
+end
+
 local does = {}
 
 function does.totals() return {} end
@@ -114,11 +120,9 @@ function does.knows(name, beginning)
 end
 
 function does.put(id, scope, name, beginning, decode, start, tokens, pinned, worth,
-                  deadline, left, branches, most, chain, meta, raw, held)
+                  deadline, left, branches, most, chain, meta, raw, renewed, held)
   remove(id)
-  -- Two ways to say the same; whatever a clock or a slow network did, the earlier one is safe.
-  local by_left = now + tonumber(left)
-  deadline = math.min(tonumber(deadline) or by_left, by_left)
+  deadline = earlier(deadline, left)
   if deadline <= now then return 0 end
   local entry = id .. ' ' .. tokens .. ' ' .. pinned .. ' ' .. decode .. ' ' .. start
   local h, t, x, k = base .. 'h:' .. id, base .. 't:' .. id, base .. 'x:' .. scope, base .. 'k:' .. name
@@ -126,7 +130,7 @@ function does.put(id, scope, name, beginning, decode, start, tokens, pinned, wor
   local d, n, q = base .. 'd', base .. 'n', base .. 'q'
   redis.call('SET', t, held)
   redis.call('HSET', h, 'entry', entry, 'scope', scope, 'name', name, 'beginning', beginning,
-    'chain', chain, 'meta', meta, 'raw', raw,
+    'chain', chain, 'meta', meta, 'raw', raw, 'renewed', renewed,
     'deadline', string.format('%.0f', deadline))
   redis.call('ZADD', x, 0, chain .. id)
   redis.call('ZADD', k, redis.call('INCR', q), id)
@@ -286,6 +290,32 @@ function does.take_expired(later)
     if handle then gone[#gone + 1] = handle else uncount(entry) end
   end
   return {gone, #entries}
+end
+
+function does.free(...)
+  local answer = {}
+  for _, id in ipairs({...}) do
+    answer[#answer + 1] = redis.call('EXISTS', base .. 'h:' .. id)
+  end
+  return answer
+end
+
+function does.extend(id, deadline, left, renewed)
+  local h = base .. 'h:' .. id
+  local f = redis.call('HMGET', h, 'entry', 'scope', 'name', 'beginning', 'deadline')
+  if not f[1] then return 0 end
+  deadline = earlier(deadline, left)
+  if deadline <= tonumber(f[5]) then return 1 end
+  local shown = string.format('%.0f', deadline)
+  redis.call('HSET', h, 'deadline', shown, 'renewed', renewed)
+  redis.call('ZADD', base .. 'd', shown, f[1])
+  local decode, start = string.match(f[1], '^%x+ %d+ %d+ (%S+) (.*)$')
+  local life = math.ceil(deadline - now) + GRACE_MS
+  for _, key in ipairs({'t:' .. id, 'x:' .. f[2], 'k:' .. f[3], 'a:' .. f[4], 's:' .. decode,
+                        'w:' .. decode .. ' ' .. start, 'h:' .. id, 'd', 'n', 'q'}) do
+    outlives(base .. key, life)
+  end
+  return 1
 end
 
 function does.forget_engine(decode, keep)

@@ -116,7 +116,7 @@ class _Seen(NamedTuple):
 
     def found(self, sent: float) -> Found:
         """For the router, whose clock was `sent` when it asked."""
-        handle = _handle((self.meta, b"", self.left_ms), sent)
+        handle = _handle((self.meta, b"", self.left_ms, b""), sent)
         return Found.of(handle, b"")._replace(equal=self.equal)
 
 
@@ -276,6 +276,29 @@ class RedisStore:
         """Those past their deadline, without their tokens."""
         return await self._all("take_expired", int((now - self._clock()) * 1000))
 
+    async def free(self, ids: Sequence[str]) -> set[str]:
+        """Those that are there; none while the store cannot be asked."""
+        reply = await self._try("free", *map(_id, ids))
+        if reply is None:
+            return set()
+        return {name for name, there in zip(ids, reply.result, strict=True) if there}
+
+    async def extend(self, handle_id: str, deadline: float, renewed: float) -> bool:
+        """False also when nobody knows: then it has its old deadline, or the new one that is true.
+
+        The deadline is sent as `put` sends it, so that it cannot become later on the way.
+        """
+
+        def arguments() -> list[_Argument]:
+            left = int((deadline - self._clock()) * 1000)
+            return [_id(handle_id), self._server_ms(deadline), left, repr(renewed)]
+
+        try:
+            reply = await self._ask("extend", arguments)
+        except _Failed:
+            return False
+        return bool(reply.result)
+
     async def forget_engine(self, decode: str, keep_start: str | None = None) -> int:
         """Handles to a dead engine start are worth nothing and cannot be released."""
         gone = 0
@@ -333,6 +356,7 @@ class RedisStore:
             digests(handle.held.tokens),
             _meta(handle),
             handle.raw,
+            "" if handle.renewed is None else repr(handle.renewed),
             handle.held.tokens,
         ]
 
@@ -504,7 +528,7 @@ def _whose(meta: bytes) -> tuple[str, Conversation]:
 
 
 def _handle(item: Sequence[Any], sent: float, tokens: bytes = b"") -> Handle:
-    meta, raw, left_ms = item
+    meta, raw, left_ms, renewed = item
     (
         tenant, model, salt, name, anchor, decode, engine_id, request_id,
         certain, block_size, blocks, prefill, turns,
@@ -522,6 +546,7 @@ def _handle(item: Sequence[Any], sent: float, tokens: bytes = b"") -> Handle:
         deadline=sent + left_ms / 1000,
         prefill=prefill,
         turns=turns,
+        renewed=float(renewed) if renewed else None,
     )
 
 

@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -27,7 +28,9 @@ from pdctl.router.fleet import Fleet
 from pdctl.router.front import error_answer, let_browsers_in
 from pdctl.router.giving import Background, Shared, let_all_go, let_go
 from pdctl.router.handle import Conversation
+from pdctl.router.kept_ttl import read_ttl, write_ttl
 from pdctl.router.keys import ApiKeys, KeyFile
+from pdctl.router.leases import Leases
 from pdctl.router.memory import MemoryStore
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.passing import PASSED, body_of, engine_headers, header_text, pass_on
@@ -58,11 +61,11 @@ class Router:
         api_keys: ApiKeys | None = None,
         key_file: KeyFile | None = None,
     ) -> None:
-        limits = settings.limits
+        limits, file = settings.limits, settings.ttl_file
         self.settings = settings
         self.policy = Policy(
             threshold=settings.threshold,
-            ttl=settings.ttl,
+            ttl=read_ttl(file, settings.ttl) if file else settings.ttl,
             prefill_base=limits.prefill_base,
             prefill_per_1k_tokens=limits.prefill_per_1k_tokens,
             reuse_base=limits.reuse_base,
@@ -78,6 +81,7 @@ class Router:
             limits=limits,
             background=Background(),
             auditor=Auditor(engines, fleet, metrics, floor=settings.audit_floor),
+            leases=Leases(settings.renew_idle),
         )
         self.watcher = Watcher(self.shared, self.policy)
         self.draining = False
@@ -86,7 +90,7 @@ class Router:
         gate = Gate(lambda: self._api_keys, lambda request: request.get(_TENANT, ""))
         self.switches = (
             ReuseSwitch(self.shared, self.policy, gate),
-            TtlSwitch(self.shared, self.policy, gate),
+            TtlSwitch(self.shared, self.policy, gate, partial(write_ttl, file) if file else None),
         )
         self._in_flight = 0
         self.shared.metrics.in_flight.set_function(lambda: self._in_flight)

@@ -13,7 +13,10 @@ class RouterSettings:
     Attributes:
         prefill, decode: base URLs of the engines.
         ttl: seconds for which a handle is offered; must be below decode's own TTL (FACTS T1).
+        ttl_file: keeps the TTL that was set while it ran, for the next start.
         threshold: fewer reusable tokens than this are recomputed.
+        renew_idle: seconds after a turn for which its conversation may be active, so that decode is
+            asked to keep it for longer; 0: never.
         reuse_share: share of conversations for which reuse is on, 0 to 1.
         store: `memory`, or the URL of a store that routers share; may hold a password.
         deployment: routers of one name share handles.
@@ -29,7 +32,9 @@ class RouterSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     ttl: float = 450.0
+    ttl_file: Path | None = None
     threshold: int = 64
+    renew_idle: float = 0.0
     reuse_share: float = 1.0
     store: str = field(default="memory", repr=False)
     deployment: str = "default"

@@ -9,7 +9,7 @@ CLAIMED ones are not in the store any more; what became of them is only counted.
 never used nor released again, since prefill may still be reading.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from pdctl.router import match
@@ -105,6 +105,19 @@ class HandleStore(Protocol):
 
     async def take_expired(self, now: float) -> list[Handle]:
         """Take the handles whose deadline has passed."""
+        ...
+
+    async def free(self, ids: Sequence[str]) -> set[str]:
+        """Those of the handles that are FREE."""
+        ...
+
+    async def extend(self, handle_id: str, deadline: float, renewed: float) -> bool:
+        """Make a FREE handle's deadline later, in one step. False when it is not FREE any more.
+
+        Args:
+            deadline: router clock; an earlier one than it has changes nothing.
+            renewed: the same by decode's clock.
+        """
         ...
 
     async def forget_engine(self, decode: str, keep_start: str | None = None) -> int:

@@ -16,6 +16,7 @@ from pdctl.router.eligible import CHAT
 from pdctl.router.fleet import Engine, Pair
 from pdctl.router.giving import Shared, let_go, make_room
 from pdctl.router.probe import Prober
+from pdctl.router.renew import Renewer
 from pdctl.router.store import Total
 from pdctl.router.vitals import Vitals, read_vitals
 
@@ -42,6 +43,7 @@ class Watcher:
         self._probing = {url: asyncio.Lock() for url in shared.fleet.decode}
         self._others: dict[str, int] = {}
         self._ready_told = False
+        self._renewer = Renewer(shared)
 
     async def run(self) -> None:
         """Look at everything, again and again; what is silent holds up nothing but itself."""
@@ -53,6 +55,7 @@ class Watcher:
                 # Often, since it costs nothing until an engine has come up.
                 tasks.create_task(self._again(partial(self._prove, key), self._interval / 4))
             tasks.create_task(self._again(self._keep_house, self._interval))
+            tasks.create_task(self._again(self._renew, self._interval / 2))
 
     async def look(self) -> None:
         """One round: all engines, then the pairs that wait for a probe."""
@@ -69,6 +72,9 @@ class Watcher:
                 # A look that fails must not end the watch; the next one may tell more.
                 log.exception("looking at the engines failed")
             await asyncio.sleep(interval)
+
+    async def _renew(self) -> None:
+        await self._renewer.round(time.monotonic, self._policy.ttl)
 
     async def _keep_house(self) -> None:
         await self.sweep()

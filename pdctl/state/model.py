@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pdctl.base.process import ProcessRef, ProcessSpec, RoleName, url_of
+from pdctl.base.process import ProcessRef, ProcessSpec, RoleName, Supervision, url_of
 
 SCHEMA_VERSION = 1
 """Raised when an older pdctl could no longer read what this one writes."""
@@ -24,7 +24,9 @@ class ProcessRecord:
         argv, env, cwd: its command as shown. Compared with a new rendering, not run.
         log: file that its output is appended to.
         log_offset: size of that file when it was started.
-        engine_id: of this start; None for the router.
+        engine_id: of this start; None for the router, and where what keeps it running makes one
+            at every start.
+        supervision: what starts it again when it dies.
         ref: None until it is started, or when it was stopped.
         started_at, healthy_at: wall clock, seconds since the epoch.
     """
@@ -46,6 +48,7 @@ class ProcessRecord:
     ref: ProcessRef | None = None
     started_at: float | None = None
     healthy_at: float | None = None
+    supervision: Supervision = "none"
 
     @property
     def url(self) -> str:
@@ -53,7 +56,9 @@ class ProcessRecord:
         return url_of(self.address, self.port)
 
 
-def record_of(spec: ProcessSpec, *, log: str, engine_id: str | None) -> ProcessRecord:
+def record_of(
+    spec: ProcessSpec, *, log: str, engine_id: str | None, supervision: Supervision = "none"
+) -> ProcessRecord:
     """A process that is about to start."""
     return ProcessRecord(
         name=spec.name,
@@ -69,12 +74,17 @@ def record_of(spec: ProcessSpec, *, log: str, engine_id: str | None) -> ProcessR
         cwd=spec.command.cwd,
         log=log,
         engine_id=engine_id,
+        supervision=supervision,
     )
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The last two-turn proof that succeeded, and exactly which processes it was about."""
+    """The last two-turn proof that succeeded, and exactly which processes it was about.
+
+    Attributes:
+        processes: in order of their names; never a supervisor, but what it had started.
+    """
 
     at: float
     reused_tokens: int

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from pdctl.base.command import Command
-from pdctl.base.process import ProcessRef, ProcessSpec, RunningProcess
+from pdctl.base.process import Kept, ProcessRef, ProcessSpec, RunningProcess
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,21 @@ class Host(Protocol):
         ...
 
     def alive(self, ref: ProcessRef) -> bool:
-        """True only for that very process, not for another that got its pid."""
+        """True only for that very process, not for another that got its pid.
+
+        For one that is kept running: whether its unit or supervisor runs.
+        """
+        ...
+
+    def kept(self, ref: ProcessRef) -> Kept | None:
+        """What it is now, started again or not; None when it and what kept it running are gone."""
         ...
 
     def stop(self, ref: ProcessRef, *, timeout: float) -> bool:
         """SIGTERM to the process group, SIGKILL at the limit. True when nothing of it is left.
 
-        A process that was recycled or is gone is not touched.
+        A process that was recycled or is gone is not touched. What keeps it running ends first; a
+        unit's files are removed.
         """
         ...
 

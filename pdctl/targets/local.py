@@ -1,6 +1,7 @@
 """This machine as a host: processes in sessions of their own, files, ports. The only subprocess."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -20,8 +21,8 @@ from pdctl.base.errors import (
     TemporaryError,
     UnreachableError,
 )
-from pdctl.base.process import MARK_ENV, ProcessRef, ProcessSpec, RunningProcess
-from pdctl.targets import piped, ports, procfs
+from pdctl.base.process import MARK_ENV, Kept, ProcessRef, ProcessSpec, RunningProcess
+from pdctl.targets import piped, ports, procfs, units
 from pdctl.targets.base import OutputSink, Result
 
 INHERITED = frozenset(
@@ -244,19 +245,48 @@ class LocalHost:
         return ProcessRef(process.pid, ticks, self._boot_id, mark)
 
     def alive(self, ref: ProcessRef) -> bool:
-        """True only for that very process, not for another that got its pid."""
+        """True only for that very process, not for another that got its pid.
+
+        For one that is kept running: whether its unit or supervisor runs.
+        """
+        if ref.unit:
+            return units.state_of(ref.unit).alive
         if ref.boot_id != self._boot_id:
             return False
         self._reap(ref.pid)
         stat = procfs.read_stat(ref.pid)
         return stat is not None and stat.start_ticks == ref.start_ticks and stat.runs
 
+    def kept(self, ref: ProcessRef) -> Kept | None:
+        """What it is now, started again or not; None when it and what kept it running are gone."""
+        if ref.unit:
+            state = units.state_of(ref.unit)
+            stat = procfs.read_stat(state.pid) if state.pid else None
+            its = ProcessRef(stat.pid, stat.start_ticks, self._boot_id, ref.mark) if stat else None
+            return Kept(its, state.restarts) if state.alive else None
+        if not self.alive(ref):
+            return None
+        return self._supervised(ref) if ref.report else Kept(ref)
+
+    def _supervised(self, ref: ProcessRef) -> Kept:
+        """What the supervisor says it started, if that still runs."""
+        try:
+            said = json.loads(self.read_file(PurePosixPath(ref.report)) or b"{}")
+            restarts, engine_id = int(said.get("restarts", 0)), said.get("engine_id")
+            its = ProcessRef(int(said["pid"]), int(said["start_ticks"]), self._boot_id, ref.mark)
+        except (ValueError, KeyError, TypeError, PdctlError):
+            return Kept(None)  # it has not said anything yet
+        return Kept(its if self.alive(its) else None, restarts, engine_id)
+
     def stop(self, ref: ProcessRef, *, timeout: float) -> bool:
         """SIGTERM to everything that belongs to the process, SIGKILL at the limit.
 
         True when nothing of it is left: not the process, its group, its session, nor what left
-        them but carries its mark. A process that was recycled or is gone is not touched.
+        them but carries its mark. A process that was recycled or is gone is not touched. What
+        keeps it running ends first; a unit's files are removed.
         """
+        if ref.unit:
+            units.end(ref.unit, timeout)
         if ref.boot_id != self._boot_id:
             return True
         seen: procfs.Seen = set()
@@ -273,7 +303,8 @@ class LocalHost:
                 continue
             its = procfs.read_mark(stat.pid)
             if its and (its.startswith(mark) if mark.endswith("/") else its == mark):
-                ref = ProcessRef(stat.pid, stat.start_ticks, self._boot_id, its)
+                unit = procfs.read_unit(stat.pid)
+                ref = ProcessRef(stat.pid, stat.start_ticks, self._boot_id, its, unit)
                 found.append(RunningProcess(ref, procfs.read_argv(stat.pid)))
         return sorted(found, key=lambda process: (process.ref.start_ticks, process.ref.pid))
 

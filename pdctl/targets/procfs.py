@@ -6,6 +6,7 @@ member seen before, is there; otherwise `PDCTL_PROCESS` must say so.
 """
 
 import os
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from pdctl.base.process import MARK_ENV, ProcessRef
 
 _PROC = Path("/proc")
 _LISTENS = "0A"
+_UNIT = re.compile(r"/(pdctl-[^/\s]+\.service)(?:/|$)", re.MULTILINE)
 _GONE = frozenset("ZXx")  # a zombie runs nothing; only its parent can remove the entry
 
 
@@ -93,6 +95,16 @@ def read_environ(pid: int) -> dict[str, str]:
 def read_mark(pid: int) -> str:
     """The process's `PDCTL_PROCESS`, empty when it has none."""
     return read_environ(pid).get(MARK_ENV, "")
+
+
+def read_unit(pid: int) -> str:
+    """The systemd unit of pdctl's that a process belongs to; empty when to none."""
+    try:
+        groups = (_PROC / str(pid) / "cgroup").read_text(errors="replace")
+    except OSError:
+        return ""
+    found = _UNIT.search(groups)
+    return found[1] if found else ""
 
 
 def read_boot_id() -> str:

@@ -259,6 +259,11 @@ ROUTER = {
         "(set `api_keys_file`, or remove it)"
     ],
     "router: {host: 0.0.0.0, allow_unauthenticated: true}": [],
+    "router: {renew_idle: 5m}": [],
+    "router: {renew_idle: 5m}\nengine: {plugin: off}": [
+        "4:22 router.renew_idle: decode cannot be asked to keep turns for longer without pdctl's "
+        "plugin (remove one of the two)"
+    ],
     "router: {host: 127.0.0.2}": [],
     "router: {host: '::1'}": [],
     "router: {host: localhost}": [],

@@ -11,11 +11,11 @@ from typing import Any
 from pdctl.base import paths
 from pdctl.base.command import Command
 from pdctl.base.events import Event
-from pdctl.base.process import ProcessSpec, RoleName, marked
+from pdctl.base.process import ProcessSpec, RoleName, Supervision, marked
 from pdctl.config.model import Config
 from pdctl.deploy import runner
 from pdctl.deploy.runner import Outcome, Proven
-from pdctl.deploy.survey import Wanted, survey
+from pdctl.deploy.survey import Survey, Wanted, survey
 from pdctl.deploy.teardown import Removed, tear_down
 from pdctl.deploy.world import World
 from pdctl.engine.install import InstallRecipe, InstallStep
@@ -28,6 +28,7 @@ from pdctl.render.model import (
     RenderedFile,
 )
 from pdctl.render.place import place_here
+from pdctl.render.supervise import FOLDER, supervisor_path, supervisor_script
 from pdctl.state.lock import hold
 from pdctl.state.model import DeploymentState
 from pdctl.state.store import StateStore
@@ -68,6 +69,7 @@ class Pair:
     recipe: InstallRecipe | None = None
     model_step: InstallStep | None = None
     proofs: int = 0
+    supervision: Supervision = "none"
     host: Host = field(default_factory=LocalHost)
 
     def render(self, chosen: Chosen) -> Deployment:
@@ -75,8 +77,7 @@ class Pair:
         place = PurePosixPath(paths.deployment_dir(NAME))
         temp = PurePosixPath(paths.temp_dir(NAME))
         specs = [
-            marked(self._spec(role, chosen, temp), place)
-            for role in ("prefill", "decode", "router")
+            marked(self.spec(role, chosen, temp), place) for role in ("prefill", "decode", "router")
         ]
         return Deployment(
             name=NAME,
@@ -85,13 +86,17 @@ class Pair:
                 RenderedDir("localhost", place),
                 RenderedDir("localhost", temp),
                 RenderedDir("localhost", place / "control" / "prefill-0"),
+                RenderedDir("localhost", place / FOLDER),
             ),
-            files=(RenderedFile("localhost", place / "control" / "ttl", b"480"),),
+            files=(
+                RenderedFile("localhost", place / "control" / "ttl", b"480"),
+                RenderedFile("localhost", supervisor_path(self.place), supervisor_script()),
+            ),
             recipe=self.recipe,
             model_step=self.model_step,
         )
 
-    def _spec(self, role: RoleName, chosen: Chosen, temp: PurePosixPath) -> ProcessSpec:
+    def spec(self, role: RoleName, chosen: Chosen, temp: PurePosixPath) -> ProcessSpec:
         name = f"{role}-0"
         engine_id = chosen.engine_ids.get(name, NEW_AT_EVERY_START)
         port = chosen.ports.get(name, self.ports.get(name, 0))
@@ -122,7 +127,12 @@ class Pair:
 
     @property
     def world(self) -> World:
-        return World({"localhost": self.host}, self.events.append, sleep=_short)
+        return World(
+            {"localhost": self.host},
+            self.events.append,
+            sleep=_short,
+            supervision=lambda host: self.supervision,
+        )
 
     @property
     def store(self) -> StateStore:
@@ -146,6 +156,13 @@ class Pair:
         with hold(NAME, "pdctl up"):
             found = survey(world, wanted, self.store)
             return runner.up(world, wanted, self.store, found, prove=self.prove)
+
+    def survey(self) -> Survey:
+        return survey(self.world, self.wanted(), self.store)
+
+    def render_now(self) -> dict[str, ProcessSpec]:
+        """What the processes are to be, with what was chosen."""
+        return {spec.name: spec for spec in self.survey().deployment.processes}
 
     def prove(self, state: DeploymentState) -> Proven:
         self.proofs += 1

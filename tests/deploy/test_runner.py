@@ -82,8 +82,8 @@ def test_every_change_leaves_a_line_in_the_audit_log(pair: Pair) -> None:
     assert all(f"pid={os.getpid()} user=" in line for line in lines)
     changes = [line.split(" ", 3)[3].split(" pid=")[0] for line in lines]
     assert changes[:6] == [
-        "make 3 folders",
-        "write 1 files",
+        "make 4 folders",
+        "write 2 files",
         *(f"start {name}" for name in NAMES),
         "stop router-0",
     ]

@@ -33,6 +33,8 @@ SMALL = Setup(
         "model.max_model_len": 4096,
         # What stays has to stay on decode.
         "prefill.prefix_caching": False,
+        # For test_renewal.py, and so that this is seen not to disturb anything here.
+        "router.renew_idle": 20,
     },
 )
 pytestmark = pytest.mark.engines(SMALL)

@@ -314,6 +314,13 @@ def test_the_progress_thread_is_slowed_on_local_pairs_only() -> None:
     assert "PDCTL_NIXL_PROGRESS_US" not in engine("decode", P5EN).environ()
 
 
+def test_decode_alone_is_told_of_renewal_where_it_is_wanted() -> None:
+    wanted = {"router": {"renew_idle": "5m"}}
+    assert engine("decode", **wanted).environ()["PDCTL_LEASE_RENEWAL"] == "on"
+    assert "PDCTL_LEASE_RENEWAL" not in engine("prefill", **wanted).environ()
+    assert "PDCTL_LEASE_RENEWAL" not in engine("decode").environ()
+
+
 def test_plugin_off() -> None:
     command = engine_command(
         config(engine={"plugin": "off"}),

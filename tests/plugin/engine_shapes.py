@@ -10,6 +10,7 @@ from pathlib import Path
 _CHAT = "vllm/entrypoints/openai/chat_completion/serving.py"
 _COMPLETION = "vllm/entrypoints/openai/completion/serving.py"
 _SCHEDULER = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py"
+_CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/connector.py"
 
 _CHAT_032 = '''
 import json
@@ -106,6 +107,97 @@ class NixlPullConnectorScheduler(NixlBaseConnectorScheduler):
         return time.perf_counter() + self.decoder_kv_blocks_ttl
 """
 
+_CONNECTOR_032 = """
+import time
+from collections import Counter
+
+class NixlConnectorMetadata:
+    def __init__(self):
+        self.reqs_to_send = {}
+        self.scheduler_clock = 0.0
+        self.reqs_in_batch = set()
+
+class NixlBaseConnectorScheduler:
+    def __init__(self, engine_id, ttl):
+        self.engine_id = engine_id
+        self.decoder_kv_blocks_ttl = ttl
+        self._reqs_need_send = {}
+        self._reqs_in_batch = set()
+
+    def build_connector_meta(self, scheduler_output):
+        meta = NixlConnectorMetadata()
+        meta.reqs_to_send = self._reqs_need_send
+        meta.scheduler_clock = time.perf_counter()
+        meta.reqs_in_batch = self._reqs_in_batch
+        self._reqs_in_batch = set()
+        self._reqs_need_send = {}
+        return meta
+
+    def update_connector_output(self, connector_output):
+        for req_id in connector_output.finished_recving or ():
+            self._stop_heartbeat(req_id)
+
+    def _stop_heartbeat(self, req_id):
+        pass
+
+class NixlPullConnectorScheduler(NixlBaseConnectorScheduler):
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        params = request.kv_transfer_params
+        if not params:
+            return
+        if params.get("do_remote_decode") or params.get("do_remote_prefill"):
+            self._reqs_in_batch.add(request.request_id)
+
+    def request_finished(self, request, block_ids):
+        params = request.kv_transfer_params
+        if not params:
+            return False, None
+        is_d_node = not params.get("do_remote_decode")
+        if request.status != "finished":
+            return False, None
+        expiry = None
+        ttl = self.decoder_kv_blocks_ttl if is_d_node else 30
+        self._reqs_need_send[request.request_id] = time.perf_counter() + ttl
+        if is_d_node:
+            expiry = self._reqs_need_send[request.request_id]
+        return True, dict(
+            do_remote_decode=is_d_node,
+            remote_request_id=request.request_id,
+            remote_blocks_expiry_time=expiry,
+        )
+
+class NixlBaseConnectorWorker:
+    def __init__(self):
+        self._reqs_to_send = {}
+        self._reqs_to_process = set()
+
+    def _reap_expired_send_leases(self, done_sending):
+        now = time.perf_counter()
+        expired = [req_id for req_id, expires in self._reqs_to_send.items() if now >= expires]
+        for req_id in expired:
+            self._reqs_to_process.remove(req_id)
+            del self._reqs_to_send[req_id]
+            done_sending.add(req_id)
+
+class NixlPullConnectorWorker(NixlBaseConnectorWorker):
+    def start_load_kv(self, metadata):
+        for req_id in metadata.reqs_in_batch:
+            self._reqs_to_process.add(req_id)
+        now_local = time.perf_counter()
+        for req_id, expiration_time in metadata.reqs_to_send.items():
+            if req_id in self._reqs_to_process:
+                if metadata.scheduler_clock:
+                    expiration_time = now_local + (
+                        expiration_time - metadata.scheduler_clock
+                    )
+                self._reqs_to_send[req_id] = expiration_time
+
+    def read_by_prefill(self, req_id, done_sending):
+        self._reqs_to_process.remove(req_id)
+        self._reqs_to_send.pop(req_id, None)
+        done_sending.add(req_id)
+"""
+
 _SCHEDULER_OLDER = """
 class NixlBaseConnectorScheduler:
     def __init__(self, extra_config):
@@ -145,6 +237,7 @@ for name in ("_bindings", "_api"):
 VLLM_032 = {_CHAT: _CHAT_032, _COMPLETION: _COMPLETION_032, _SCHEDULER: _SCHEDULER_032}
 VLLM_033 = {_CHAT: _CHAT_033, _COMPLETION: _COMPLETION_033, _SCHEDULER: _SCHEDULER_032}
 VLLM_OLDER_SCHEDULER = {**VLLM_032, _SCHEDULER: _SCHEDULER_OLDER}
+VLLM_LEASES = {_CONNECTOR: _CONNECTOR_032}
 VLLM_WITHOUT_ANY = {"vllm/__init__.py": ""}
 VLLM_CHANGED = {
     _CHAT: "class OpenAIServingChat: pass\nclass ChatCompletionStreamResponse: pass\n",

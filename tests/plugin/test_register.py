@@ -84,13 +84,13 @@ def test_only_the_wanted_levers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     install_engine(engine_shapes.VLLM_032, engine_shapes.NIXL_151)
-    monkeypatch.setenv("PDCTL_PLUGIN_LEVERS", "live_ttl, lease_renewal")
+    monkeypatch.setenv("PDCTL_PLUGIN_LEVERS", "live_ttl, warp_drive")
     monkeypatch.setenv("PDCTL_TTL_FILE", "ttl.json")
     register()
     _start_engine()
     assert caplog.messages == [
-        "pdctl plugin: no lever is called lease_renewal; there are streaming_handles, live_ttl,"
-        " quiet_progress, quiet_queue",
+        "pdctl plugin: no lever is called warp_drive; there are streaming_handles, live_ttl,"
+        " lease_renewal, quiet_progress, quiet_queue",
         "pdctl plugin: live_ttl applied: NixlBaseConnectorScheduler.decoder_kv_blocks_ttl"
         " follows ttl.json",
     ]
@@ -154,6 +154,7 @@ print(json.dumps([json.loads(file.read_text()) for file in files]))
     assert states == {
         "streaming_handles": "waiting",
         "live_ttl": "applied",
+        "lease_renewal": "off",
         "quiet_progress": "off",
         "quiet_queue": "off",
     }

@@ -63,6 +63,7 @@ def test_a_local_pair_whole() -> None:
             "/state/x/plugin/prefill-0",
             "/state/x/control/decode-0",
             "/state/x/plugin/decode-0",
+            "/state/x/control/router-0",
         )
     )
     assert deployment.recipe is not None
@@ -92,7 +93,8 @@ def test_the_router_whole() -> None:
         *("--prefill", "http://127.0.0.1:8100"),
         *("--decode", "http://127.0.0.1:8200"),
         *("--host", "127.0.0.1", "--port", "8000"),
-        *("--ttl", "472", "--threshold", "64"),
+        *("--ttl", "472", "--ttl-file", "/state/x/control/router-0/router_ttl.json"),
+        *("--threshold", "64"),
         *("--deployment", "local-cpu"),
     ]
     assert command.environ() == {
@@ -109,6 +111,7 @@ def test_the_router_with_everything() -> None:
             "host": "0.0.0.0",
             "port": 9000,
             "ttl": "90.5s",
+            "renew_idle": "5m",
             "api_keys_file": "clients.txt",
             "allow_unauthenticated": True,
             "tenant_salt": True,
@@ -126,7 +129,9 @@ def test_the_router_with_everything() -> None:
     router = by_name(deployment)["router-0"]
     assert router.command.argv()[8:] == [
         *("--host", "0.0.0.0", "--port", "9000"),
-        *("--ttl", "90.5", "--threshold", "256"),
+        *("--ttl", "90.5", "--renew-idle", "300"),
+        *("--ttl-file", "/state/x/control/router-0/router_ttl.json"),
+        *("--threshold", "256"),
         *("--limit", "first_byte=300", "--limit", "body_mib=1.5"),
         *("--limit", "concurrent_requests=7"),
         *("--reuse-share", "0.25"),

@@ -132,7 +132,7 @@ def test_a_script_makes_only_its_own_folders() -> None:
         "/state/x/control/decode-0",
         "/state/x/plugin/decode-0",
     ]
-    assert folders["router-0.sh"] == ["/state/x", "/state/x/tmp"]
+    assert folders["router-0.sh"] == ["/state/x", "/state/x/tmp", "/state/x/control/router-0"]
 
 
 def test_shell_words() -> None:
@@ -200,8 +200,11 @@ def test_a_unit_whole() -> None:
         "KillMode": "mixed",
         "TimeoutStartSec": "30",
         "TimeoutStopSec": "60",
-        "Restart": "on-failure",
+        "Restart": "always",
         "RestartSec": "5",
+        "StandardOutput": "journal",
+        "StandardError": "journal",
+        "LogRateLimitIntervalSec": "0",
     }
     assert dict(found["Unit"]) == {
         "Description": "pdctl qwen: prefill-0",

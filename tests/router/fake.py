@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import json
 import logging
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,10 @@ from typing import Any
 from aiohttp import web
 
 BLOCK = 4
+TTL = 108.0
+"""For how long decode keeps a turn."""
+AHEAD = 5000.0
+"""Decode's clock is so far ahead of the router's."""
 
 
 def words_of(body: dict[str, Any]) -> list[str]:
@@ -54,6 +59,9 @@ class FakeEngine:
         one_sided: prefill with the flag off, as it really is: a handle hangs it (FACTS T7).
         others: requests that others finish between two looks at its metrics.
         started: its process start, if it exports one.
+        renews: its plugin lets turns be kept for longer: `kept` are deadlines of its own clock.
+        grants: gives what it grants of what it was asked for; None: it does not know the question.
+        finish: why its answers end.
     """
 
     role: str
@@ -82,6 +90,12 @@ class FakeEngine:
     others: int = 0
     started: float | None = None
     from_others: int = 0
+    renews: bool = False
+    kept: dict[str, float] = field(default_factory=dict)
+    grants: Callable[[dict[str, float]], dict[str, float]] | None = lambda until: until
+    renewals: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[str | None] = field(default_factory=list)
+    finish: str = "length"
     _count: Any = field(default_factory=itertools.count)
 
     def app(self) -> web.Application:
@@ -192,6 +206,12 @@ class FakeEngine:
         return self._answer(body, ids, ["a"], params)
 
     async def _decode(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if (asked := (body.get("kv_transfer_params") or {}).get("pdctl_renew")) is not None:
+            self.renewals.append(asked)
+            self.ranks.append(request.headers.get("X-data-parallel-rank"))
+            if self.grants is None:
+                return self._answer(body, [1], ["x"], {"do_remote_prefill": True})
+            return self._renewed(body, self.grants(asked["until"]))
         rid = f"d{next(self._count)}"
         ids = (body.get("kv_transfer_params") or {}).get("prompt_token_ids") or ids_of(body)
         out = [f"{rid}w{i}" for i in range(self.words)]
@@ -209,6 +229,11 @@ class FakeEngine:
         await response.write(b"data: [DONE]\n\n")
         self.finished += 1
         return response
+
+    def _renewed(self, body: dict[str, Any], granted: dict[str, float]) -> web.Response:
+        told = {name: each for name, each in granted.items() if name in self.held}
+        self.kept |= told
+        return self._answer(body, [1], ["x"], {"pdctl_renewed": told})
 
     async def _chunks(
         self,
@@ -230,7 +255,7 @@ class FakeEngine:
             choice = {
                 "index": 0,
                 "delta": {"content": f"{word}{self.long_word} "},
-                "finish_reason": "length" if last else None,
+                "finish_reason": self.finish if last else None,
                 **({"token_ids": [token]} if want else {}),
             }
             extra = {"kv_transfer_params": params} if last and params else {}
@@ -248,7 +273,7 @@ class FakeEngine:
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": " ".join(out)},
-            "finish_reason": "length",
+            "finish_reason": self.finish,
             **({"token_ids": made, "prompt_token_ids": ids} if want else {}),
         }
         self.finished += 1
@@ -272,7 +297,14 @@ class FakeEngine:
             "remote_host": "10.0.0.2",
             "remote_port": 5601,
             "remote_num_tokens": tokens,
+            **self._lease(rid),
         }
+
+    def _lease(self, rid: str) -> dict[str, Any]:
+        if not self.renews:
+            return {}
+        self.kept[rid] = time.monotonic() + TTL + AHEAD
+        return {"pdctl_renewable": True, "remote_blocks_expiry_time": self.kept[rid]}
 
 
 def error(status: int, message: str) -> web.Response:

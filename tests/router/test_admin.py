@@ -1,6 +1,7 @@
 """Changing reuse and the TTL at run time: who may, what it does at once, and for whom it stays."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,6 +178,19 @@ async def test_a_changed_ttl_holds_from_the_next_finished_turn() -> None:
         await begin(w, conversation="after")
         assert (await w.router.state())["ttl"] == 30.0
         assert sorted(await deadlines(w)) == pytest.approx([30.0, 100.0], abs=3)
+
+
+async def test_a_changed_ttl_is_written_down_for_the_next_start(tmp_path: Path) -> None:
+    file = tmp_path / "ttl.json"
+    async with world(ttl=100.0, ttl_file=file) as w:
+        assert await put(w, {"ttl": 30}, path=TTL) == (200, {"ttl": 30.0})
+    async with world(ttl=100.0, ttl_file=file) as w:
+        assert w.router.policy.ttl == 30.0
+    async with world(ttl=100.0, ttl_file=tmp_path / "gone" / "ttl.json") as w:
+        status, said = await put(w, {"ttl": 20}, path=TTL)
+        assert status == 500
+        assert "the next start will not know: No such file" in said["error"]["message"]
+        assert w.router.policy.ttl == 20.0
 
 
 @pytest.mark.parametrize("new", [30, 200])

@@ -84,7 +84,8 @@ def test_the_second_turn_attaches_exactly_what_is_equal_and_certain() -> None:
     assert relay.report.outcome == "HIT"
     assert relay.cached_tokens == 9
     book.expect(Find, [])
-    assert book.expect(Keep, []).handle.request_id == "d2"
+    keep = book.expect(Keep, [])
+    assert (keep.handle.request_id, keep.fresh, keep.calls_tool) == ("d2", True, False)
     book.expect(Finish)
     assert book.ended().reused_tokens == 9
 
@@ -377,6 +378,21 @@ def test_hidden_generated_ids_cap_reuse_at_the_prompt() -> None:
     assert (held.tokens, held.certain) == (ids(*PROMPT), len(PROMPT))
 
 
+@pytest.mark.parametrize(
+    ("reason", "calls"), [("tool_calls", True), ("function_call", True), ("stop", False)]
+)
+def test_an_answer_that_calls_a_tool_is_known_as_such(reason: str, calls: bool) -> None:
+    book = Playbook()
+    book.expect(Know, False)
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Opened(200))
+    harvest = a_harvest(ANSWER, d_params(9))
+    harvest.finish_reason = reason
+    book.expect(Relay, Relayed(harvest))
+    book.expect(Find, [])
+    assert book.expect(Keep, []).calls_tool is calls
+
+
 def test_a_slow_client_shortens_the_life_of_its_handle() -> None:
     """Decode's clock starts when decode ends, not when a stalled stream is read to its end."""
     book = Playbook(clock=lambda: 1000.0)
@@ -597,7 +613,8 @@ def test_a_handle_whose_tokens_are_others_after_all_is_put_back() -> None:
     book.expect(Find, [Found.of(other, ids(*NEXT))._replace(equal=9)])
     book.expect(Take, other)
     least = a_handle(PROMPT, ANSWER, request="least")
-    assert book.expect(Keep, [least]).handle == other
+    keep = book.expect(Keep, [least])
+    assert (keep.handle, keep.fresh) == (other, False)
     assert book.expect(Release).params["remote_request_id"] == "least"
     assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
 

@@ -1,5 +1,6 @@
 """What every store promises, held against each of them."""
 
+import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
@@ -102,7 +103,12 @@ async def test_the_longest_common_prefix_is_always_among_what_is_found(
 async def test_a_handle_comes_back_as_it_was_kept(new_store: NewStore) -> None:
     async with new_store() as store:
         handle = named(
-            1, long([1, 2], [3]), scope=Scope("t", "m/ö", "s"), turns=7, prefill="http://p"
+            1,
+            long([1, 2], [3]),
+            scope=Scope("t", "m/ö", "s"),
+            turns=7,
+            prefill="http://p",
+            renewed=12345.678901234567,
         )
         assert await store.put(handle) == []
         (found,) = await store.find(handle.scope, handle.held.tokens, NAMED)
@@ -117,7 +123,9 @@ async def test_a_handle_comes_back_as_it_was_kept(new_store: NewStore) -> None:
         for name in fields - {"deadline"}:
             assert getattr(taken, name) == getattr(handle, name)
         known = "scope conversation decode engine_id request_id raw held block_size blocks deadline"
-        assert fields == {*known.split(), "prefill", "turns"}, "is the new one kept as well?"
+        assert fields == {*known.split(), "prefill", "turns", "renewed"}, (
+            "is the new one kept as well?"
+        )
 
 
 async def test_a_namesake_is_found_though_others_share_more(new_store: NewStore) -> None:
@@ -253,3 +261,71 @@ async def test_many_are_taken_together(new_store: NewStore) -> None:
                 assert len(await store.take_all()) == 150
             assert await counted(store) == {}
             assert await store.find(SCOPE, ids(1, 2, 3), UNNAMED) == []
+
+
+async def test_a_free_handle_can_be_kept_for_longer(new_store: NewStore) -> None:
+    async with new_store() as store:
+        soon = time.monotonic() + 0.3
+        await store.put(named(1, [1, 2, 3], deadline=soon))
+        await store.put(named(2, [1, 2, 4], deadline=soon))
+        later = time.monotonic() + 60
+        assert await store.extend("e1/d1", later, 777.25)
+        found = {one.id: one for one in await store.find(SCOPE, ids(1, 2, 3, 5), NAMED)}
+        assert found["e1/d1"].deadline == pytest.approx(later, abs=0.5)
+        assert found["e1/d1"].deadline <= later
+        await asyncio.sleep(0.4)
+        assert names(await store.take_expired(time.monotonic())) == ["d2"]
+        taken = await store.take("e1/d1")
+        assert taken is not None
+        assert taken.params["remote_blocks_expiry_time"] == 777.25
+        assert taken.params["something_new"] == "kept"
+        # It is put back as it was taken.
+        await store.put(taken)
+        again = await store.take("e1/d1")
+        assert again is not None
+        assert again.renewed == 777.25
+
+
+async def test_what_is_not_free_any_more_is_not_kept_for_longer(new_store: NewStore) -> None:
+    async with new_store() as store:
+        handle = named(1, [1, 2, 3])
+        await store.put(handle)
+        assert await store.free(["e1/d1", "e1/d2"]) == {"e1/d1"}
+        assert await store.free([]) == set()
+        taken = await store.take("e1/d1")
+        assert await store.free(["e1/d1"]) == set()
+        assert not await store.extend("e1/d1", handle.deadline + 100, 5.0)
+        assert not await store.extend("e1/d2", handle.deadline + 100, 5.0)
+        assert await store.find(SCOPE, ids(1, 2, 3), NAMED) == []
+        assert await counted(store) == {}
+        assert taken is not None
+        assert taken.renewed is None
+
+
+async def test_a_deadline_is_never_made_earlier(new_store: NewStore) -> None:
+    async with new_store() as store:
+        handle = named(1, [1, 2, 3])
+        await store.put(handle)
+        assert await store.extend("e1/d1", handle.deadline - 100, 5.0)
+        taken = await store.take("e1/d1")
+        assert taken is not None
+        assert taken.renewed is None
+        assert taken.deadline == pytest.approx(handle.deadline, abs=0.5)
+
+
+async def test_one_of_two_gets_a_handle_whose_time_is_changed(new_store: NewStore) -> None:
+    """A claim and a renewal at once: the claim gets it as it was or as it is, not half of each."""
+    async with new_store() as store:
+        for place in range(20):
+            handle = named(place, [1, 2, place])
+            await store.put(handle)
+            later = handle.deadline + 50
+            taken, extended = await asyncio.gather(
+                store.take(handle.id), store.extend(handle.id, later, 5.0)
+            )
+            assert taken is not None
+            renewed = taken.renewed == 5.0
+            assert renewed or taken.renewed is None
+            assert extended or not renewed
+            expected = later if renewed else handle.deadline
+            assert taken.deadline == pytest.approx(expected, abs=0.5)

@@ -1,1 +1,1 @@
-"""Scripts that run on an engine's host, with its Python and without pdctl: stdlib only."""
+"""Scripts that run on a deployment's hosts, without pdctl: stdlib only."""

@@ -21,6 +21,7 @@ MODULES = (
     "pdctl.targets.piped",
     "pdctl.targets.procfs",
     "pdctl.targets.ports",
+    "pdctl.targets.units",
     "pdctl.targets.local",
     "pdctl.targets.ssh",
     "pdctl.targets.ssh.claim",

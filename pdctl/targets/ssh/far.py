@@ -141,6 +141,11 @@ def _launch(host: LocalHost, call: Call, args: Args) -> object:
     return asdict(host.launch(command_of(args["command"]), PurePosixPath(args["log"])))
 
 
+def _kept(host: LocalHost, call: Call, args: Args) -> object:
+    found = host.kept(ProcessRef(**args["ref"]))
+    return None if found is None else asdict(found)
+
+
 def _stop(host: LocalHost, call: Call, args: Args) -> object:
     return host.stop(ProcessRef(**args["ref"]), timeout=args["timeout"])
 
@@ -156,6 +161,7 @@ _OPERATIONS: Mapping[str, Callable[[LocalHost, Call, Args], object]] = {
     "free": lambda host, call, args: host.free_bytes(_path(args)),
     "launch": _launch,
     "alive": lambda host, call, args: host.alive(ProcessRef(**args["ref"])),
+    "kept": _kept,
     "stop": _stop,
     "find": lambda host, call, args: [asdict(each) for each in host.find(args["mark"])],
     "port_holder": lambda host, call, args: host.port_holder(args["address"], args["port"]),

@@ -12,7 +12,7 @@ from typing import Any
 
 from pdctl.base.command import Command
 from pdctl.base.errors import PdctlError, TemporaryError, UnreachableError
-from pdctl.base.process import ProcessRef, ProcessSpec, RunningProcess
+from pdctl.base.process import Kept, ProcessRef, ProcessSpec, RunningProcess
 from pdctl.targets.base import OutputSink, Result
 from pdctl.targets.local import KILL_LIMIT_S, limit_passed
 from pdctl.targets.piped import Collected
@@ -161,6 +161,14 @@ class SshHost:
     def alive(self, ref: ProcessRef) -> bool:
         """True only for that very process, not for another that got its pid."""
         return bool(self._call("alive", ref=asdict(ref)))
+
+    def kept(self, ref: ProcessRef) -> Kept | None:
+        """What it is now, started again or not; None when it and what kept it running are gone."""
+        answer = self._call("kept", ref=asdict(ref))
+        if answer is None:
+            return None
+        its = answer.pop("ref")
+        return Kept(None if its is None else ProcessRef(**its), **answer)
 
     def stop(self, ref: ProcessRef, *, timeout: float) -> bool:
         """SIGTERM to everything that belongs to the process, SIGKILL at the limit."""

@@ -45,6 +45,10 @@ TEXTS = {
     "%d handles to %s forgotten": None,
     "%d API keys read from %s": None,
     "draining: running requests have %g s to finish": None,
+    # A line with what follows from it comes with this one.
+    "the TTL that was set is not known: %s: %s": None,
+    # The client who set it is told.
+    "the TTL cannot be written down for the next start: %s": None,
     # A traceback comes with these.
     "background work failed": None,
     "looking at the engines failed": None,
