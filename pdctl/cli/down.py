@@ -47,7 +47,8 @@ def down(
     place = place_of(config) if config else place_here(deployment)
     marks = f"{place.state}/"
     listener = ui.listener(verbose=verbose)
-    world = reach.world_of(config, listener) if config else local.this_machine(listener)
+    hosts = reach.recorded_hosts(store)
+    world = reach.world_of(config, listener, hosts) if config else local.this_machine(listener)
     try:
         reach.connect_all(world)
         # os.path's answer is no, not an error, for a name that no folder can have.

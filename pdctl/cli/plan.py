@@ -29,10 +29,11 @@ def plan(file: options.File = options.DEFAULT_FILE, json: options.Json = False) 
     if not isinstance(config.target, LocalTarget | SshTarget):
         _show_first(first, config.target.kind, json=json)
         return
-    world = reach.world_of(config)
+    store = StateStore(config.name)
+    world = reach.world_of(config, recorded=reach.recorded_hosts(store))
     try:
-        reach.connect_all(world)
-        found = survey(world, wanted, StateStore(config.name))
+        world = reach.without_lost(world)
+        found = survey(world, wanted, store)
     except (UnreachableError, PermissionDeniedError) as error:
         if isinstance(config.target, LocalTarget):
             raise

@@ -41,13 +41,15 @@ def up(
     secrets = local.read_secrets(config)
     wanted = local.wanted_of(config, file, secrets, verify=verify)
     store = StateStore(config.name)
-    world = reach.world_of(config, ui.listener(verbose=verbose))
+    hosts = reach.recorded_hosts(store)
+    world = reach.world_of(config, ui.listener(verbose=verbose), hosts)
     try:
-        reach.connect_all(world)
+        world = reach.without_lost(world)
         if dry_run:
             show_plan(survey(world, wanted, store).plan, json=json)
             return
         with reach.hold(config.name, world, wanted.marks, "pdctl up", wait=lock_wait):
+            reach.give_up_lost(world, store)
             found = survey(world, wanted, store)
             _ask(found.plan, yes=yes)
             prove = proof.two_turns(config, secrets, world)

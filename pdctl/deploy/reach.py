@@ -7,24 +7,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from pdctl.base import paths
 from pdctl.base.command import command
 from pdctl.base.errors import PdctlError, PermissionDeniedError, TemporaryError, UsageError
-from pdctl.base.events import Listener, ignore
+from pdctl.base.events import Listener, Note, ignore
 from pdctl.base.process import url_of
 from pdctl.config.model import Config, LocalTarget, SshAccess, SshHost, SshTarget
-from pdctl.deploy import services
+from pdctl.deploy import audit, services
 from pdctl.deploy.local import this_machine
 from pdctl.deploy.world import World, own_url
 from pdctl.observe.endpoints import Served
 from pdctl.render.check import load_checked
 from pdctl.render.place import place_of
-from pdctl.render.spots import name_of_host
+from pdctl.render.spots import host_of_name, name_of_host
 from pdctl.state import lock
 from pdctl.state.model import DeploymentState
+from pdctl.state.store import StateStore
 from pdctl.targets.base import Host
 from pdctl.targets.ssh.access import Login
 from pdctl.targets.ssh.connect import Links
@@ -38,8 +40,11 @@ PINNED = "known_hosts"
 """File in pdctl's state directory with the keys that `pin-first-use` has kept."""
 
 
-def world_of(config: Config, listen: Listener = ignore) -> World:
+def world_of(config: Config, listen: Listener = ignore, recorded: Iterable[str] = ()) -> World:
     """All hosts of a deployment; nothing is connected to before it is asked for something.
+
+    Args:
+        recorded: hosts that have processes of it, whether the configuration still has them or not.
 
     Raises:
         UsageError: the target has no hosts that this version can reach.
@@ -48,7 +53,8 @@ def world_of(config: Config, listen: Listener = ignore) -> World:
     if isinstance(target, LocalTarget):
         return this_machine(listen)
     if isinstance(target, SshTarget):
-        hosts = ssh_hosts(target)
+        wanted = ssh_hosts(target)
+        hosts = ssh_hosts(target, recorded)
         tops = tops_of(config)
         return World(
             hosts,
@@ -56,10 +62,20 @@ def world_of(config: Config, listen: Listener = ignore) -> World:
             prepare=lambda: _own_all(hosts.values(), tops, sudo=target.access.sudo),
             near=near_through(hosts),
             supervision=functools.cache(lambda name: services.choose(hosts[name], target)),
+            leaving=frozenset(hosts.keys() - wanted.keys()),
         )
     raise UsageError(
         f"hosts of `target.kind: {target.kind}` cannot be reached yet", where="key `target.kind`"
     )
+
+
+def recorded_hosts(store: StateStore) -> list[str]:
+    """Hosts that have processes of a deployment, as far as its state can be read."""
+    try:
+        state = store.load()
+    except PdctlError:
+        return []  # told by whoever needs the state
+    return list(dict.fromkeys(r.host for r in state.processes.values())) if state else []
 
 
 def config_of(state: DeploymentState) -> Config | None:
@@ -120,11 +136,16 @@ def _near(hosts: Mapping[str, Host], process: Served) -> str:
         return process.url  # a host that forwards nothing may still let us in
 
 
-def ssh_hosts(target: SshTarget) -> Mapping[str, Machine]:
-    """The hosts by name, each once; they share what they go through."""
+def ssh_hosts(target: SshTarget, recorded: Iterable[str] = ()) -> dict[str, Machine]:
+    """The hosts by name, each once; they share what they go through.
+
+    Args:
+        recorded: names of more; what the file said of them besides is not known any more.
+    """
     links = Links()
     found: dict[str, Machine] = {}
-    for host in (*target.hosts.prefill, *target.hosts.decode, *target.hosts.router):
+    hosts = (*target.hosts.prefill, *target.hosts.decode, *target.hosts.router)
+    for host in (*hosts, *map(host_of_name, recorded)):
         name = name_of_host(host)
         if name not in found:
             found[name] = Machine(name, login_of(target.access, host), links=links)
@@ -150,6 +171,40 @@ def login_of(access: SshAccess, host: SshHost) -> Login:
 def try_to_connect(world: World) -> None:
     """Log in to all hosts at the same time; each tells by itself that it cannot be reached."""
     try_all([host for host in world.hosts.values() if isinstance(host, Machine)])
+
+
+def without_lost(world: World) -> World:
+    """`connect_all`, but hosts that the configuration has no more may be gone for good.
+
+    Raises:
+        PdctlError: a host that the configuration has cannot be reached.
+    """
+    leaving = [h for n, h in world.hosts.items() if n in world.leaving and isinstance(h, Machine)]
+    lost = try_all(leaving)
+    for name, error in lost.items():
+        world.listen(
+            Note(
+                f"{name} is not in the configuration any more and cannot be reached "
+                f"({error.message}); what ran there is given up",
+                warning=True,
+            )
+        )
+    rest = replace(world, hosts={n: h for n, h in world.hosts.items() if n not in lost})
+    connect_all(rest)
+    return rest
+
+
+def give_up_lost(world: World, store: StateStore) -> None:
+    """Forget the processes of hosts that `without_lost` gave up; the lock is held."""
+    state = store.load()
+    if state is None or not world.leaving:
+        return
+    lost = [r for r in state.processes.values() if r.host not in world.hosts]
+    for record in lost:
+        state = state.without_process(record.name)
+        audit.note(store.name, f"give up {record.name} on {record.host}, which is lost")
+    if lost:
+        store.save(state)
 
 
 def connect_all(world: World) -> None:

@@ -45,6 +45,7 @@ class World:
         prepare: makes the hosts such that folders can be made on them.
         near: URL at which this machine reaches what a process serves, given its record.
         supervision: what is to keep the processes of a host running, given its name.
+        leaving: hosts that the configuration has no more, and that still have processes of it.
     """
 
     hosts: Mapping[str, Host]
@@ -57,6 +58,7 @@ class World:
     prepare: Callable[[], None] = nothing
     near: Callable[[Served], str] = own_url
     supervision: Callable[[str], Supervision] = by_nothing
+    leaving: frozenset[str] = frozenset()
 
     def close(self) -> None:
         """Give connections back."""
