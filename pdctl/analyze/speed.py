@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from pdctl.analyze.pinned import Step
+from pdctl.base.published import PUBLISHED, Published
 
 HEALTHY_RATIO = 307.86 / 219.61
 """Llama-3.3-70B on P5en with prefill's own prefix cache on: 1.40 (FACTS 6, vllm pull request)."""
@@ -42,18 +43,17 @@ def _between(low: tuple[float, float], high: tuple[float, float]) -> Line:
     return Line(low[1] - slope * low[0], slope)
 
 
-CURVES = (
-    Curve(
-        "Qwen3-32B",
-        off=_between((2000, 158), (24000, 778)),
-        on=_between((2000, 122), (24000, 460)),
-    ),
-    Curve(
-        "GLM-5-FP8",
-        off=_between((2000, 500), (20000, 2334)),
-        on=_between((2000, 358), (20000, 702)),
-    ),
-)
+def _curve(each: Published) -> Curve:
+    low, high = each.lengths
+    off, on = each.ttft_off, each.ttft_on
+    return Curve(
+        each.model,
+        off=_between((low, off[0]), (high, off[1])),
+        on=_between((low, on[0]), (high, on[1])),
+    )
+
+
+CURVES = tuple(map(_curve, PUBLISHED))
 """Two p5en.48xlarge, prefill's prefix cache off: what reuse saves at best (FACTS 6)."""
 
 

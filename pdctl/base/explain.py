@@ -15,6 +15,7 @@ CONVERSATION_HEADER = "x-conversation-id"
 STATE_PATH = "/pdctl/v1/state"
 REUSE_PATH = "/pdctl/v1/reuse"
 TTL_PATH = "/pdctl/v1/ttl"
+ENGINES_PATH = "/pdctl/v1/engines"
 ADMIN_TENANT = "admin"
 """Whose API key may change how a router works."""
 

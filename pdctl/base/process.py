@@ -41,6 +41,7 @@ class ProcessSpec:
         log_name: file name of its log in the deployment's directory.
         health_path: what to GET until it answers 200.
         binds: the address it listens on, where that is not the one it is reached at.
+        cell: engines of different cells never work together.
     """
 
     role: RoleName
@@ -53,6 +54,7 @@ class ProcessSpec:
     log_name: str
     health_path: str = "/health"
     binds: str | None = None
+    cell: str = ""
 
     @property
     def name(self) -> str:

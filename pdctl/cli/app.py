@@ -9,6 +9,7 @@ from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
 from pdctl.cli.analyze import analyze
+from pdctl.cli.bench import bench
 from pdctl.cli.doctor import doctor
 from pdctl.cli.down import down
 from pdctl.cli.explain import explain
@@ -16,6 +17,7 @@ from pdctl.cli.init import init
 from pdctl.cli.logs import logs
 from pdctl.cli.plan import plan
 from pdctl.cli.render import render
+from pdctl.cli.report import report
 from pdctl.cli.reuse import reuse
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
@@ -45,6 +47,8 @@ app.command("tail-logs")(tail_logs)
 app.command()(doctor)
 app.command()(explain)
 app.command()(analyze)
+app.command()(bench)
+app.command()(report)
 app.command()(reuse)
 app.command()(set_ttl)
 app.command()(router)

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 def router(
     prefill: Annotated[list[str], typer.Option("--prefill", help="URL of a prefill server.")],
     decode: Annotated[list[str], typer.Option("--decode", help="URL of a decode server.")],
+    cell: Annotated[
+        list[str] | None,
+        typer.Option("--cell", help="NAME=URL: engines of different cells never work together."),
+    ] = None,
+    engines_file: Annotated[
+        Path | None,
+        typer.Option(help="Keeps which engines are drained over a restart of the router."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses one.")
@@ -88,6 +96,8 @@ def router(
     settings = RouterSettings(
         prefill=urls[: len(prefill)],
         decode=urls[len(prefill) :],
+        cells=_cells(cell or [], urls),
+        engines_file=engines_file,
         host=host,
         port=port,
         ttl=seconds,
@@ -177,6 +187,21 @@ def _urls(given: list[str]) -> tuple[str, ...]:
     if len(set(urls)) != len(urls):
         raise UsageError("an engine is named twice", where=", ".join(urls))
     return tuple(urls)
+
+
+def _cells(given: list[str], urls: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in given:
+        name, sign, url = each.partition("=")
+        url = url.rstrip("/")
+        if not (name and sign) or url not in urls or url in found:
+            raise UsageError(
+                f"`{each}` puts no engine in a cell",
+                where="--cell",
+                expected="NAME=URL, with the URL of a `--prefill` or `--decode`, each once",
+            )
+        found[url] = name
+    return found
 
 
 def _limits(given: list[str]) -> "RouterLimits":

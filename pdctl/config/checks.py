@@ -157,7 +157,25 @@ def _ssh(config: Config) -> Found:
             if _machine(other) == _machine(host):
                 other_key = _key(("target", "hosts", other_role, other_index))
                 yield from _shared_gpus(host, other, loc, f"`{other_key}`")
+    yield from _cells(config.target)
     yield from _routers(config, len(config.target.hosts.router), ("target", "hosts", "router"))
+
+
+def _cells(target: SshTarget) -> Found:
+    """A cell is of use with both roles only."""
+    roles = {"prefill": target.hosts.prefill, "decode": target.hosts.decode}
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        partners = {host.cell for host in roles[other]}
+        for index, host in enumerate(roles[role]):
+            if host.cell not in partners:
+                loc: Loc = ("target", "hosts", role, index)
+                cell = f"cell `{host.cell}`" if host.cell else "its cell (that of hosts without)"
+                hint = f"give a {other} host the same `cell`, or none of them one"
+                yield Problem(loc, f"{cell} has no {other} host", hint)
+    for index, host in enumerate(target.hosts.router):
+        if host.cell is not None:
+            at: Loc = ("target", "hosts", "router", index, "cell")
+            yield Problem(at, "a router serves all cells", "remove it")
 
 
 def _logins(target: SshTarget) -> Found:

@@ -350,6 +350,10 @@ class SshHost(Section):
     """Port of NIXL's handshake; default is the target's."""
     gpus: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
     """GPU indices of this engine, when several share a host; default is all of them."""
+    cell: Annotated[str, _text(r"^[A-Za-z0-9._-]+$", "letters, digits, dots and dashes")] | None = (
+        None
+    )
+    """Engines of one cell work together and with no other; an upgrade replaces a cell at a time."""
 
 
 class SshHosts(Section):

@@ -1,6 +1,5 @@
 """Applying a plan. What is done is saved after every step, so that it can stop anywhere."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -9,19 +8,26 @@ from pdctl.base import paths
 from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
 from pdctl.base.events import Note, StepDone, StepFailed, StepSkipped, StepStarted
 from pdctl.base.process import ProcessRef, ProcessSpec, RunningProcess, Supervision
-from pdctl.config.model import Config, ExternalTarget
-from pdctl.deploy import audit, facts, folders, gates, install, services, teardown, ttl
+from pdctl.config.digest import digest_of
+from pdctl.config.model import ExternalTarget
+from pdctl.deploy import audit, drains, facts, folders, gates, install, services, teardown, ttl
 from pdctl.deploy.interrupt import Interrupts
 from pdctl.deploy.survey import Survey, Wanted
 from pdctl.deploy.world import World
 from pdctl.engine import choices
+from pdctl.plan.build import BY_UP
 from pdctl.plan.chosen import completed
 from pdctl.plan.model import (
     Action,
+    Admit,
     ChoosePorts,
+    Drain,
+    EndGenerations,
     EndLeftovers,
     Install,
     MakeDirectories,
+    Part,
+    ProvePairs,
     ReturnTtl,
     Start,
     Step,
@@ -107,6 +113,7 @@ class _Run:
         self._world, self._wanted, self._store, self._found = world, wanted, store, found
         self._prove = prove
         self._deployment = found.deployment
+        self._chosen = found.chosen
         self._state = _renewed(found.state, wanted, world.now())
         self._proven: Proven | None = None
         self._interrupts = Interrupts()
@@ -162,6 +169,16 @@ class _Run:
                 return self._start(action)
             case WaitHealthy():
                 return self._wait_healthy(step, action)
+            case Drain():
+                return self._drain(step, action)
+            case Part():
+                return self._part(action)
+            case ProvePairs():
+                return self._routers().wait_proven(step.id, self._state, action.names)
+            case Admit():
+                return self._admit(action)
+            case EndGenerations():
+                return self._end_generations()
             case ReturnTtl():
                 return self._return_ttl()
             case Verify():
@@ -227,8 +244,8 @@ class _Run:
 
     def _choose_ports(self, action: ChoosePorts) -> str:
         shown = self._wanted.rendered(SHOWN).processes
-        chosen = completed(
-            self._found.chosen,
+        self._chosen = chosen = completed(
+            self._chosen,
             shown,
             action.starting,
             choose_port=lambda spec: self._host(spec).choose_port(spec.binds or spec.address),
@@ -273,13 +290,50 @@ class _Run:
         self._save(replace(self._state, live_ttl=None))
         return ""
 
+    # --- what routers send where --------------------------------------------------------
+
+    def _routers(self) -> drains.Routers:
+        return drains.Routers.of(self._world, self._state, self._wanted.keys.admin)
+
+    def _drain(self, step: Step, action: Drain) -> str:
+        mine = [name for name in action.names if not self._state.drained.get(name)]
+        state = self._state.with_drained(mine, BY_UP)
+        self._save(state)
+        routers = self._routers()
+        routers.tell(state)
+        self._audit(f"drain {', '.join(action.names)}")
+        return routers.wait_idle(step.id, state, action.names)
+
+    def _part(self, action: Part) -> str:
+        self._save(self._state.with_generation(action.names, action.generation))
+        self._routers().tell(self._state)
+        self._audit(f"let {', '.join(action.names)} work with each other only")
+        return ""
+
+    def _admit(self, action: Admit) -> str:
+        """But for those that somebody drained by hand."""
+        mine = [name for name in action.names if self._state.drained.get(name) == BY_UP]
+        self._save(self._state.with_drained(mine, ""))
+        self._routers().tell(self._state)
+        self._audit(f"admit {', '.join(mine)}")
+        return ""
+
+    def _end_generations(self) -> str:
+        self._save(replace(self._state, generations={}))
+        self._routers().tell(self._state)
+        self._audit("all engines work together again")
+        return ""
+
     # --- processes ----------------------------------------------------------------------
 
     def _stop(self, action: Stop) -> str:
         record = self._state.processes[action.name]
         timeout = self._state.stop_timeout
         teardown.end_process(self._world, self._wanted.config.name, record, timeout)
-        self._save(self._state.without_process(action.name))
+        state = self._state.without_process(action.name)
+        if all(spec.name != action.name for spec in self._deployment.processes):
+            state = state.with_drained([action.name], "").with_generation([action.name], "")
+        self._save(state)
         return ""
 
     def _start(self, action: Start) -> str:
@@ -309,6 +363,8 @@ class _Run:
         gates.wait_healthy(
             self._world, step.id, records, limit=limit, on_healthy=self._mark_healthy
         )
+        if records[0].role == "router" and self._found.tells:
+            self._routers().tell(self._state)
         return ""
 
     def _mark_healthy(self, record: ProcessRecord) -> None:
@@ -400,9 +456,6 @@ def _renewed(state: DeploymentState | None, wanted: Wanted, now: float) -> Deplo
         proof=state.proof,
         phase=state.phase,
         live_ttl=state.live_ttl,
+        drained=state.drained,
+        generations=state.generations,
     )
-
-
-def digest_of(config: Config) -> str:
-    """SHA-256 of what the configuration says, whatever its comments and order."""
-    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Looking before leaping: the world as it is, and the plan that follows. Changes nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,17 +42,27 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Survey:
-    """The world as it is, and what follows from it. Nothing was changed."""
+    """The world as it is, and what follows from it. Nothing was changed.
+
+    Attributes:
+        tells: the routers take it from us which engines get nothing new.
+    """
 
     state: DeploymentState | None
     facts: Facts
     chosen: Chosen
     deployment: Deployment
     plan: Plan
+    tells: bool = False
 
 
-def survey(world: World, wanted: Wanted, store: StateStore) -> Survey:
+def survey(
+    world: World, wanted: Wanted, store: StateStore, *, restart: Collection[str] = ()
+) -> Survey:
     """Look at the world and plan.
+
+    Args:
+        restart: processes that are to be restarted though nothing of them changed.
 
     Raises:
         StateError: the state file cannot be used.
@@ -68,8 +78,19 @@ def survey(world: World, wanted: Wanted, store: StateStore) -> Survey:
         deployment = wanted.rendered(chosen)
         in_the_way = tuple(held for held in seen.held_ports if held not in lost)
         seen = replace(seen, held_ports=in_the_way)
-    plan = build(wanted.config, deployment, seen, state, verify=wanted.verify)
-    return Survey(state, seen, chosen, deployment, plan)
+    router = wanted.config.router
+    admits = router.api_keys_file is None or wanted.keys.admin is not None
+    tells = router.kind == "pdctl" and admits
+    plan = build(
+        wanted.config,
+        deployment,
+        seen,
+        state,
+        verify=wanted.verify,
+        restart=restart,
+        may_drain=tells,
+    )
+    return Survey(state, seen, chosen, deployment, plan, tells)
 
 
 def _lost_ports(chosen: Chosen, seen: Facts) -> list[HeldPort]:

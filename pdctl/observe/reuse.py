@@ -56,6 +56,50 @@ class RouterReuse:
         }
 
 
+@dataclass(frozen=True)
+class Setting:
+    """The whole setting of one router: `share` for everybody but `tenants`, 0 to 1 each."""
+
+    share: float
+    tenants: Mapping[str, float] = field(default_factory=dict)
+
+
+async def read_setting(session: aiohttp.ClientSession, url: str, key: str | None) -> Setting:
+    """What one router says of its switch.
+
+    Raises:
+        PdctlError: it does not answer, has no switch, or wants another key.
+    """
+    return await _asked(session, url, key, None)
+
+
+async def put_setting(
+    session: aiohttp.ClientSession, url: str, key: str | None, setting: Setting
+) -> Setting:
+    """Set one router's switch; what it then says of it.
+
+    Raises:
+        PdctlError: it does not answer, has no switch, or wants another key.
+    """
+    body = {"share": setting.share, "tenants": dict(setting.tenants)}
+    return await _asked(session, url, key, body)
+
+
+async def _asked(
+    session: aiohttp.ClientSession, url: str, key: str | None, body: Mapping[str, object] | None
+) -> Setting:
+    method = "GET" if body is None else "PUT"
+    try:
+        answer = await ask_json(
+            session, url + REUSE_PATH, method=method, body=body, key=key, timeout=_TIMEOUT_S
+        )
+    except HttpStatusError as error:
+        raise explained(error, "switch reuse") from error
+    said = _read(RouterReuse(url, url), answer)
+    assert said.share is not None
+    return Setting(said.share, said.tenants)
+
+
 async def ask_all(
     routers: Sequence[tuple[str, str]], key: str | None, change: Change | None
 ) -> list[RouterReuse]:

@@ -1,22 +1,28 @@
 """Configuration, rendered deployment, recorded state and facts to an ordered plan. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdctl.base.durations import format_duration
 from pdctl.base.process import ProcessSpec
 from pdctl.base.words import listed
+from pdctl.config.digest import digest_of
 from pdctl.config.model import Config, Ec2Target, ExternalTarget
 from pdctl.engine import choices
 from pdctl.plan.differences import differences
 from pdctl.plan.facts import Facts
 from pdctl.plan.model import (
+    Admit,
     ChoosePorts,
+    Drain,
+    EndGenerations,
     EndLeftovers,
     Install,
     Instance,
     MakeDirectories,
+    Part,
     Plan,
+    ProvePairs,
     ReturnTtl,
     Start,
     Step,
@@ -25,9 +31,18 @@ from pdctl.plan.model import (
     WaitHealthy,
     WriteFiles,
 )
+from pdctl.plan.rolling import Group, Member, changes_kind, groups_of
 from pdctl.render.model import Deployment
 from pdctl.state.model import DeploymentState, ProcessRecord
 
+BY_UP = "pdctl replaces it"
+"""Why an engine is drained that `up` itself will admit again."""
+KEY_ENV = "VLLM_API_KEY"
+_SHORT_DIGEST = 12
+_CUT_OFF = (
+    "requests that run on an engine that is replaced are cut off: only pdctl's router lets them "
+    "end first, and with API keys only for a key of the tenant `admin`"
+)
 _SHOWN_DIFFERENCES = 4
 
 
@@ -38,6 +53,8 @@ def build(
     state: DeploymentState | None,
     *,
     verify: bool = True,
+    restart: Collection[str] = (),
+    may_drain: bool = True,
 ) -> Plan:
     """What `up` would do, in order.
 
@@ -46,16 +63,23 @@ def build(
         facts: the world as it is.
         state: what was recorded, or None.
         verify: whether the two-turn proof is wanted.
+        restart: processes that are to be restarted though nothing of them changed.
+        may_drain: whether the routers take it from us which engines get nothing new.
     """
-    work = _Work(config, deployment, facts, state, verify)
+    work = _Work(config, deployment, facts, state, verify, frozenset(restart), may_drain)
     verdicts = {spec.name: work.verdict(spec) for spec in deployment.processes}
-    steps = tuple(work.steps(verdicts))
+    groups = groups_of(work.members(verdicts), digest_of(config)[:_SHORT_DIGEST])
+    steps = tuple(work.steps(verdicts, groups))
     return Plan(
         name=config.name,
         steps=steps,
         unfit=facts.unfit,
         conflicts=tuple(str(held) for held in facts.held_ports if verdicts[held.process].start),
-        consent=tuple(_consent(steps, facts, state, deployment)),
+        consent=(
+            *_of_groups(groups, verdicts, facts),
+            *_consent(steps, facts, state, deployment, groups),
+            *([_CUT_OFF] if groups and not work.drains else []),
+        ),
         instances=tuple(_instances(config)),
         hourly_usd=None if isinstance(config.target, Ec2Target) else 0.0,
         notices=deployment.notices,
@@ -78,6 +102,8 @@ class _Work:
     facts: Facts
     state: DeploymentState | None
     verify: bool
+    restart: frozenset[str]
+    may_drain: bool
 
     def record(self, name: str) -> ProcessRecord | None:
         return self.state.processes.get(name) if self.state else None
@@ -94,6 +120,8 @@ class _Work:
             return _Verdict(True, True, f"the configuration changed: {_short(drift)}")
         now = self.facts.now.get(spec.name, record.ref)
         pid = now.pid if now else 0
+        if spec.name in self.restart:
+            return _Verdict(True, True, f"a restart of pid {pid} was asked for")
         if spec.name in self.facts.healthy:
             return _Verdict(False, False, f"pid {pid} runs as configured and answers")
         return _Verdict(False, False, f"pid {pid} runs as configured; it does not answer yet")
@@ -108,24 +136,181 @@ class _Work:
 
     # --- the steps ----------------------------------------------------------------------
 
-    def steps(self, verdicts: dict[str, _Verdict]) -> Iterator[Step]:
+    def steps(self, verdicts: dict[str, _Verdict], groups: Sequence[Group]) -> Iterator[Step]:
         starting = tuple(name for name, verdict in verdicts.items() if verdict.start)
+        rolled = {name for group in groups for name in group.names}
+        engines = tuple(s for s in self.deployment.processes if s.role != "router")
+        routers = tuple(s for s in self.deployment.processes if s.role == "router")
+        first = tuple(s for s in engines if s.name not in rolled)
         yield from self._leftovers()
         yield self._directories()
         yield from self._engine()
         yield self._model()
         yield self._files()
         yield from self._ttl()
-        yield from self._stops(verdicts)
-        yield self._ports(starting)
-        engines = tuple(s for s in self.deployment.processes if s.role != "router")
-        routers = tuple(s for s in self.deployment.processes if s.role == "router")
-        for group, label in ((engines, "health"), (routers, "router-health")):
-            for spec in group:
-                yield _start(spec, verdicts[spec.name])
-            if group:
-                yield self._health(label, group, starting)
+        early = _first_key(self.state, engines)
+        replaced = tuple(s for s in routers if early and verdicts[s.name].stop)
+        yield from self._routers(replaced, verdicts)
+        gone = self._gone_names()
+        yield from self._gone(self._in_the_way(gone, [s.name for s in first]))
+        yield from self._started(first, routers, verdicts)
+        yield from self._admitted(first, groups, starting)
+        for group in groups:
+            yield from self._replaced(group, verdicts, gone)
+        yield from self._gone(gone)
+        yield from self._routers([s for s in routers if s not in replaced], verdicts)
+        yield from self._one_kind(groups)
         yield self._proof(starting)
+
+    def _started(
+        self,
+        specs: Sequence[ProcessSpec],
+        routers: Sequence[ProcessSpec],
+        verdicts: Mapping[str, _Verdict],
+    ) -> Iterator[Step]:
+        """Engines that are down, all at once; the others are told of."""
+        starting = tuple(s.name for s in specs if verdicts[s.name].start)
+        down = tuple(
+            s.name for s in routers if verdicts[s.name].start and not verdicts[s.name].stop
+        )
+        if starting or down or not any(verdict.start for verdict in verdicts.values()):
+            yield self._ports("ports", (*starting, *down))
+        for spec in specs:
+            yield _start(spec, verdicts[spec.name])
+        if specs:
+            yield self._health("health", specs, starting)
+
+    def _admitted(
+        self, specs: Sequence[ProcessSpec], groups: Sequence[Group], starting: Sequence[str]
+    ) -> Iterator[Step]:
+        """What an earlier run drained and did not get to admit; what others are to rely on."""
+        drained = self.state.drained if self.state else {}
+        left = tuple(
+            s.name
+            for s in specs
+            if drained.get(s.name) == BY_UP and not any(s.name in g.cell for g in groups)
+        )
+        fresh = tuple(s.name for s in specs if s.name in starting) if groups else ()
+        names = tuple(dict.fromkeys((*left, *fresh)))
+        if not self._has_switch or not self._runs_router() or not names:
+            return
+        label = "+".join(names)
+        yield _pairs(label, names)
+        if left:
+            yield _admit(label, left, "an earlier run drained it and did not come so far")
+
+    def _replaced(
+        self, group: Group, verdicts: Mapping[str, _Verdict], gone: list[str]
+    ) -> Iterator[Step]:
+        """One group: nothing new, what runs ends, the new ones start and are proven."""
+        names, label = listed(group.cell), group.label
+        specs = [s for s in self.deployment.processes if s.name in group.names]
+        drains = self._has_switch and self._runs_router()
+        if drains:
+            why = "requests that run there end as they began"
+            what = f"send nothing new to {names}, and wait for what runs there"
+            yield Step(f"drain-{label}", what, why, True, Drain(group.cell))
+        yield from self._gone(self._in_the_way(gone, group.names))
+        for spec in reversed(specs):
+            if verdicts[spec.name].stop:
+                yield _stop(spec.name, verdicts[spec.name].why)
+        yield self._ports(f"ports-{label}", group.names)
+        if drains and group.generation is not None:
+            # Not earlier: until they are recorded as they are to be, they are of the old kind.
+            what = f"let {names} work with each other only"
+            why = "what they must have in common with others changes"
+            yield Step(f"part-{label}", what, why, True, Part(group.cell, group.generation))
+        for spec in specs:
+            yield _start(spec, verdicts[spec.name])
+        yield self._health(f"health-{label}", specs, group.names)
+        if drains:
+            yield _pairs(label, group.cell)
+            yield _admit(label, group.cell, "it is proven; the next may go")
+
+    def _gone_names(self) -> list[str]:
+        """What the configuration has no more."""
+        wanted = {spec.name for spec in self.deployment.processes}
+        return sorted(set(self.state.processes if self.state else ()) - wanted)
+
+    def _in_the_way(self, gone: list[str], names: Sequence[str]) -> list[str]:
+        """Take out of `gone` what has a port that one of these processes is to get."""
+        places = {p for s in self.deployment.processes if s.name in names for p in _places(s)}
+        records = self.state.processes if self.state else {}
+        found = [name for name in gone if _places(records[name]) & places]
+        gone[:] = [name for name in gone if name not in found]
+        return found
+
+    def _gone(self, names: Sequence[str]) -> Iterator[Step]:
+        """End what the configuration has no more."""
+        engines = tuple(n for n in names if n in self.facts.alive and not n.startswith("router"))
+        if engines and self._has_switch and self._runs_router():
+            what = f"send nothing new to {listed(engines)}, and wait for what runs there"
+            why = "the configuration has it no more"
+            yield Step(f"drain-{'+'.join(engines)}", what, why, True, Drain(engines))
+        for name in names:
+            yield _stop(name, "the configuration has it no more")
+
+    def _routers(
+        self, specs: Sequence[ProcessSpec], verdicts: Mapping[str, _Verdict]
+    ) -> Iterator[Step]:
+        """One after the other where they are replaced, so that another one answers."""
+        replaced = [s for s in specs if verdicts[s.name].stop]
+        rest = [s for s in specs if s not in replaced]
+        starting = tuple(s.name for s in rest if verdicts[s.name].start)
+        for spec in rest:
+            yield _start(spec, verdicts[spec.name])
+        if rest:
+            yield self._health("router-health", rest, starting)
+        for spec in replaced:
+            yield _stop(spec.name, verdicts[spec.name].why)
+            yield self._ports(f"ports-{spec.name}", (spec.name,))
+            yield _start(spec, verdicts[spec.name])
+            yield self._health(f"health-{spec.name}", [spec], (spec.name,))
+
+    def _one_kind(self, groups: Sequence[Group]) -> Iterator[Step]:
+        told = self.state.generations if self.state else {}
+        if (told or any(g.generation for g in groups)) and self._has_switch:
+            what = "let all engines work together again"
+            yield Step("one-kind", what, "all are of one kind now", True, EndGenerations())
+
+    @property
+    def _has_switch(self) -> bool:
+        return self.config.router.kind == "pdctl" and self.may_drain
+
+    @property
+    def drains(self) -> bool:
+        """Whether engines are drained before they end."""
+        return self._has_switch or not self._runs_router()
+
+    def _runs_router(self) -> bool:
+        records = self.state.processes.values() if self.state else ()
+        return any(r.role == "router" and r.name in self.facts.alive for r in records)
+
+    def members(self, verdicts: Mapping[str, _Verdict]) -> list[Member]:
+        """The engines as the rolling replacement sees them."""
+        return [
+            self._member(spec, verdicts[spec.name])
+            for spec in self.deployment.processes
+            if spec.role != "router"
+        ]
+
+    def _member(self, spec: ProcessSpec, verdict: _Verdict) -> Member:
+        record = self.record(spec.name)
+        drained = self.state.drained.get(spec.name, "") if self.state else ""
+        return Member(
+            name=spec.name,
+            role=spec.role,
+            cell=spec.cell,
+            generation=self.state.generations.get(spec.name, "") if self.state else "",
+            serves=spec.name in self.facts.healthy and not drained,
+            replace=verdict.stop,
+            start=verdict.start,
+            held=drained not in ("", BY_UP),
+            new_kind=(changed := record is not None and changes_kind(record, spec)),
+            as_wanted=record is not None and not changed,
+            places=_places(record) if record and spec.name in self.facts.alive else frozenset(),
+            wants=_places(spec),
+        )
 
     def _leftovers(self) -> Iterator[Step]:
         found = self.facts.leftovers
@@ -212,36 +397,24 @@ class _Work:
             why = f"`pdctl set-ttl` made it {now}, and the configuration does not say so"
             yield Step("ttl", what, why, True, ReturnTtl())
 
-    def _stops(self, verdicts: dict[str, _Verdict]) -> Iterator[Step]:
-        """Routers first, so that no request meets an engine that ends."""
-        for spec in reversed(self.deployment.processes):
-            if verdicts[spec.name].stop:
-                why = verdicts[spec.name].why
-                yield Step(f"stop-{spec.name}", f"end {spec.name}", why, True, Stop(spec.name))
-        for name in sorted(self.state.processes if self.state else ()):
-            if name not in verdicts:
-                why = "the configuration has it no more"
-                yield Step(f"stop-{name}", f"end {name}", why, True, Stop(name))
-
-    def _ports(self, starting: tuple[str, ...]) -> Step:
+    def _ports(self, step_id: str, starting: tuple[str, ...]) -> Step:
         what = "check ports"
         if not starting:
-            return _nothing("ports", what, "nothing starts")
+            return _nothing(step_id, what, "nothing starts")
         auto = any(0 in (s.port, s.side_channel_port) for s in self.deployment.processes)
         why = "before anything starts, so that a taken port is told by its holder's name"
         what += " and choose free ones" if auto else ""
-        return Step("ports", what, why, False, ChoosePorts(starting))
+        return Step(step_id, what, why, False, ChoosePorts(starting))
 
-    def _health(
-        self, label: str, group: tuple[ProcessSpec, ...], starting: tuple[str, ...]
-    ) -> Step:
+    def _health(self, label: str, group: Sequence[ProcessSpec], starting: tuple[str, ...]) -> Step:
         waiting = tuple(
             s.name for s in group if s.name in starting or s.name not in self.facts.healthy
         )
         what = f"wait for {listed(waiting or [s.name for s in group])} to answer"
         if not waiting:
             return _nothing(label, what, "they do" if len(group) > 1 else "it does")
-        then = "the router starts when they answer" if label == "health" else "clients come here"
+        router = group[0].role == "router"
+        then = "clients come here" if router else "they are of use when they answer"
         return Step(label, what, then, False, WaitHealthy(waiting))
 
     def _proof(self, starting: tuple[str, ...]) -> Step:
@@ -272,6 +445,55 @@ def _start(spec: ProcessSpec, verdict: _Verdict) -> Step:
     return Step(spec.name, what, verdict.why, True, Start(spec.name))
 
 
+def _stop(name: str, why: str) -> Step:
+    return Step(f"stop-{name}", f"end {name}", why, True, Stop(name))
+
+
+def _pairs(label: str, names: tuple[str, ...]) -> Step:
+    what = f"prove with two turns through {listed(names)} that KV goes both ways"
+    why = "each router does it by itself before it sends requests there"
+    return Step(f"pairs-{label}", what, why, False, ProvePairs(names))
+
+
+def _admit(label: str, names: tuple[str, ...], why: str) -> Step:
+    what = f"send requests to {listed(names)} again"
+    return Step(f"admit-{label}", what, why, True, Admit(names))
+
+
+def _places(process: ProcessSpec | ProcessRecord) -> frozenset[tuple[str, int]]:
+    ports = (process.port, process.side_channel_port)
+    return frozenset((process.host, port) for port in ports if port)
+
+
+def _first_key(state: DeploymentState | None, engines: Iterable[ProcessSpec]) -> bool:
+    """Whether engines that run are to ask for a key for the first time: routers come first then,
+    since a key that nobody asks for does no harm."""
+    records = state.processes if state else {}
+    return any(
+        KEY_ENV in spec.command.env and KEY_ENV not in records[spec.name].env
+        for spec in engines
+        if spec.name in records
+    )
+
+
+def _of_groups(
+    groups: Iterable[Group], verdicts: Mapping[str, _Verdict], facts: Facts
+) -> Iterator[str]:
+    """What is replaced, why, and what that means for clients."""
+    for group in groups:
+        serving = [name for name in group.names if name in facts.healthy]
+        if not serving:
+            continue
+        why = verdicts[serving[0]].why
+        meanwhile = group.alone or "others serve meanwhile"
+        yield f"this replaces {listed(serving)} ({why}): {meanwhile}"
+    if any(group.generation is not None and group.alone for group in groups):
+        yield (
+            "an upgrade without an outage needs two cells, each with a prefill and a decode "
+            "server: this one stops service until the new engines answer"
+        )
+
+
 def _nothing(step_id: str, what: str, why: str) -> Step:
     return Step(step_id, what, why, False, None)
 
@@ -289,10 +511,16 @@ def _short(lines: tuple[str, ...]) -> str:
 
 
 def _consent(
-    steps: Iterable[Step], facts: Facts, state: DeploymentState | None, deployment: Deployment
+    steps: Iterable[Step],
+    facts: Facts,
+    state: DeploymentState | None,
+    deployment: Deployment,
+    groups: Iterable[Group],
 ) -> Iterator[str]:
     actions = [step.action for step in steps]
-    serving = [a.name for a in actions if isinstance(a, Stop) and a.name in facts.healthy]
+    told = {name for group in groups for name in group.names}
+    ended = [a.name for a in actions if isinstance(a, Stop)]
+    serving = [name for name in ended if name in facts.healthy and name not in told]
     if serving:
         yield f"this ends {', '.join(serving)}, which serve{'s' * (len(serving) == 1)} now"
     if state is None and facts.leftovers:

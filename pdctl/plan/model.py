@@ -63,6 +63,40 @@ class WaitHealthy:
 
 
 @dataclass(frozen=True)
+class Drain:
+    """Have the routers send nothing new to engines, and wait until what they have is done."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tell the routers that from now on these engines work with each other only."""
+
+    names: tuple[str, ...]
+    generation: str
+
+
+@dataclass(frozen=True)
+class ProvePairs:
+    """Wait until every router has seen blocks go both ways through each of these engines."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Have the routers send requests to these engines again."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EndGenerations:
+    """Tell the routers that all engines are of one kind again."""
+
+
+@dataclass(frozen=True)
 class ReturnTtl:
     """Undo TTLs that were set while it ran."""
 
@@ -81,6 +115,11 @@ Action = (
     | Stop
     | Start
     | WaitHealthy
+    | Drain
+    | Part
+    | ProvePairs
+    | Admit
+    | EndGenerations
     | ReturnTtl
     | Verify
 )

@@ -59,8 +59,13 @@ def render(
         if spot.role != "router"
     ]
     urls = _urls(config, engines)
+    cells = {spec.url: spec.cell for spec in engines if spec.cell}
     routers = [
-        _spec(spot, place, router_command(config, spot, place, python, urls, secrets.engine_key))
+        _spec(
+            spot,
+            place,
+            router_command(config, spot, place, python, urls, secrets.engine_key, cells),
+        )
         for spot in spots
         if spot.role == "router"
     ]
@@ -119,6 +124,7 @@ def _spec(spot: Spot, place: Place, command: Command) -> ProcessSpec:
         command=command,
         log_name=f"{spot.name}.log",
         binds=spot.address if reached else None,
+        cell=spot.cell,
     )
     return marked(spec, place.state)
 

@@ -19,6 +19,9 @@ _ENV: Mapping[str, Part] = {
 TTL_FILE = "--ttl-file"
 """Option with the file in which a router keeps the TTL that was set while it ran."""
 
+ENGINES_FILE = "--engines-file"
+"""Option with the file in which it keeps which engines are drained."""
+
 Urls = Mapping[EngineRole, Sequence[str]]
 
 
@@ -55,11 +58,16 @@ def router_command(
     engine_python: str,
     urls: Urls,
     engine_key: Secret | None = None,
+    cells: Mapping[str, str] | None = None,
 ) -> Command:
-    """One router's command; upstream's example proxy runs with the engine's interpreter."""
+    """One router's command; upstream's example proxy runs with the engine's interpreter.
+
+    Args:
+        cells: by URL, of engines that have one.
+    """
     if config.router.kind == "vllm-example":
         return _example(config, spot, place, engine_python, urls, engine_key)
-    return _own(config, spot, place, urls)
+    return _own(config, spot, place, urls, cells or {})
 
 
 def ttl_file(place: Place, spot: Spot) -> PurePosixPath:
@@ -75,7 +83,7 @@ def example_script(config: Config, place: Place) -> PurePosixPath:
     return source if source.suffix == ".py" else source / example.PATH
 
 
-def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
+def _own(config: Config, spot: Spot, place: Place, urls: Urls, cells: Mapping[str, str]) -> Command:
     router = config.router
     files = router_files(config, place, spot)
     # A password in a URL is never shown, though argv on the router's own host has it.
@@ -88,6 +96,8 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls) -> Command:
         ("--ttl", _number(choices.router_ttl(config))),
         ("--renew-idle", _number(router.renew_idle) if router.renew_idle else None),
         (TTL_FILE, ttl_file(place, spot)),
+        *(("--cell", f"{cell}={url}") for url, cell in cells.items()),
+        (ENGINES_FILE, ttl_file(place, spot).with_name("engines.json")),
         ("--threshold", config.kv.recompute_threshold),
         *(("--limit", limit) for limit in _limits(router.limits)),
         ("--reuse-share", None if router.reuse_share == 1.0 else _number(router.reuse_share)),

@@ -25,6 +25,7 @@ class Spot:
     gpus: tuple[int, ...] = ()
     reached: str | None = None
     """Where it is reached when it listens on all addresses."""
+    cell: str = ""
 
     @property
     def name(self) -> str:
@@ -85,6 +86,7 @@ def _on_ssh_hosts(config: Config, target: SshTarget) -> Iterator[Spot]:
                 host.port or target.port,
                 host.side_channel_port or target.side_channel_port,
                 tuple(host.gpus or ()),
+                cell=host.cell or "",
             )
     if target.hosts.router:
         for index, host in enumerate(target.hosts.router):

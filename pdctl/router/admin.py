@@ -161,7 +161,7 @@ def parse_ttl(raw: bytes) -> float:
     Raises:
         WrongSetting: it is something else.
     """
-    body = _object(raw)
+    body = object_of(raw)
     ttl = body.get("ttl")
     if body.keys() != {"ttl"} or isinstance(ttl, bool) or not isinstance(ttl, int | float):
         raise WrongSetting("The body must be an object with `ttl`, a number of seconds")
@@ -170,7 +170,12 @@ def parse_ttl(raw: bytes) -> float:
     return float(ttl)
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def object_of(raw: bytes) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        WrongSetting: it is none.
+    """
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -186,7 +191,7 @@ def parse_setting(raw: bytes) -> tuple[float, dict[str, float]]:
     Raises:
         WrongSetting: it is something else.
     """
-    body = _object(raw)
+    body = object_of(raw)
     if "share" not in body or body.keys() - {"share", "tenants"}:
         raise WrongSetting("The body must be an object with `share` and perhaps `tenants`")
     tenants = body.get("tenants", {})

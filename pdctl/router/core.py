@@ -260,7 +260,7 @@ class _Turn:
 
     def _renders(self) -> bool:
         """Whether prefill tells a prompt's ids from the request as it is, and not from a part."""
-        servers = [engine for engine in self.fleet.prefill.values() if engine.healthy]
+        servers = [engine for engine in self.fleet.prefill.values() if engine.serves]
         return bool(servers) and all(engine.renders for engine in servers)
 
     # Stage 2: the handle, if there is one that fits, and the servers.
@@ -286,7 +286,7 @@ class _Turn:
 
     def _candidates(self) -> Generator[Action, Any, list[Found]]:
         """What might be reused, best first."""
-        if not self.retain or not any(each.healthy for each in self.fleet.prefill.values()):
+        if not self.retain or not any(each.serves for each in self.fleet.prefill.values()):
             return []
         if not (yield Know(self.scope, self.request.conversation)):
             return []
@@ -561,14 +561,22 @@ class _Turn:
     def _another(self, decode: str) -> bool:
         return self.fleet.choose_decode(avoid=[decode]) is not None
 
+    def _fits(self, decode: str, kv: dict[str, Any] | None) -> bool:
+        """Whether a decode server that was chosen early is still one that can do it."""
+        if not self.fleet.decode[decode].serves:
+            return False
+        return kv is None or self.fleet.together(self.report.prefill, decode)
+
     def _decode_leg(
         self, kv: dict[str, Any] | None, avoid: list[str] | None = None
     ) -> Generator[Action, Any, Opened | Failure]:
         decode = self.decode
-        if decode is None or avoid or not self.fleet.decode[decode].healthy:
+        if decode is None or avoid or not self._fits(decode, kv):
             decode = self.fleet.choose_decode(
                 tokens=self.size, prefill=self.report.prefill or None, avoid=avoid or []
             )
+        if decode is None:  # nobody can take what prefill made; who can, computes it again
+            kv, decode = None, self.fleet.choose_decode(tokens=self.size, avoid=avoid or [])
         if decode is None:
             return Failure(503, "unreachable")
         self.report.decode = self.decode = decode
@@ -610,9 +618,12 @@ class _Turn:
 
     def _handle(self, harvest: Harvest, blocked: float) -> tuple[Handle | None, str]:
         assert harvest.kv is not None
-        block_size = self.fleet.decode[self.report.decode].block_size
+        decode = self.fleet.decode[self.report.decode]
+        block_size = decode.block_size
         if not self.retain:
             return None, "not_reusable"
+        if decode.drained:
+            return None, "drained"
         if not self.policy.reuses(self.request.tenant, self.request.conversation):
             return None, "reuse_off"  # switched off meanwhile
         generated = match.packed(harvest.generated)
@@ -667,13 +678,16 @@ class _Turn:
                     yield release_of(self.fleet, taken, "superseded")
 
     def _release(self, params: Mapping[str, Any], reason: str) -> Release:
-        prefill = self.report.prefill or self.fleet.choose_prefill() or ""
-        return Release(prefill, self.report.decode, self.scope.model, params, reason)
+        decode = self.report.decode
+        # Decode may have computed all of it itself, after prefill of another cell.
+        made = self.report.prefill if self.fleet.together(self.report.prefill, decode) else ""
+        prefill = made or self.fleet.choose_prefill(decode=decode) or ""
+        return Release(prefill, decode, self.scope.model, params, reason)
 
 
 def release_of(fleet: Fleet, handle: Handle, reason: str) -> Release:
     """The release of a handle that was taken out of the store."""
-    prefill = fleet.choose_prefill() or ""
+    prefill = fleet.choose_prefill(decode=handle.decode) or ""
     return Release(prefill, handle.decode, handle.scope.model, handle.params, reason)
 
 

@@ -81,6 +81,7 @@ class Driver:
         self._arrived = time.monotonic()
         self._opening: Opening | None = None
         self._charged: tuple[Engine, int] | None = None
+        self._needed: Engine | None = None
         self._claimed: Handle | None = None
         self._stream: StreamRelay | None = None
         self._whole: web.Response | None = None
@@ -107,6 +108,7 @@ class Driver:
             return await self._run(turn)
         finally:
             self._charge(None, 0)
+            self._need(None)
             if self._opening is not None:
                 self._opening.close()
 
@@ -209,6 +211,8 @@ class Driver:
     async def _prefill(self, action: Prefill) -> Answer | Failure:
         engine = self._shared.fleet.prefill[action.url]
         engine.outstanding += action.uncached
+        engine.turns += 1
+        self._need(engine)
         call = self._shared.engines.call(
             f"{action.url}{action.path}", action.body, headers=self._headers, ids="prompt_token_ids"
         )
@@ -226,6 +230,7 @@ class Driver:
             else:
                 call.drop()
                 engine.outstanding -= action.uncached
+                engine.turns -= 1
         self._tell_prefill(action.url, result)
         return result
 
@@ -254,6 +259,7 @@ class Driver:
             grace = _ABANDON_S if streams else _PULL_GRACE_S
             self._shared.background.run(self._abandon(opening, grace, action))
             raise
+        self._need(None)
         self._opening = opening
         return result
 
@@ -263,7 +269,7 @@ class Driver:
         kv = await opening.see_out(grace)
         if isinstance(kv, dict) and is_handle(kv):
             # Decode finished all the same, and keeps blocks for somebody who is gone.
-            prefill = self._shared.fleet.choose_prefill() or ""
+            prefill = self._shared.fleet.choose_prefill(decode=action.url) or ""
             model = str(action.body.get("model") or "")
             gone = Release(prefill, action.url, model, kv, "client_left")
             await release(self._shared, gone, self._headers)
@@ -273,11 +279,21 @@ class Driver:
         if self._charged is not None:
             engine, counted = self._charged
             engine.outstanding -= counted
+            engine.turns -= 1
         self._charged = None
         if decode is not None:
             engine = self._shared.fleet.decode[decode]
             engine.outstanding += tokens
+            engine.turns += 1
             self._charged = (engine, tokens)
+
+    def _need(self, prefill: Engine | None) -> None:
+        """Prefill keeps what it made until decode has begun to answer, which has it by then."""
+        if self._needed is not None:
+            self._needed.turns -= 1
+        self._needed = prefill
+        if prefill is not None:
+            prefill.turns += 1
 
     def _decode_headers(self, action: OpenDecode) -> dict[str, str]:
         if action.rank is None:
@@ -404,3 +420,4 @@ async def _see_out(call: Call, engine: Engine, action: Prefill) -> None:
     finally:
         call.drop()
         engine.outstanding -= action.uncached
+        engine.turns -= 1

@@ -23,6 +23,8 @@ _LONGEST_PAUSE_S = 60.0
 # A trial whose outcome nobody tells (its client left) keeps others away no longer than this.
 _TRIAL_S = 120.0
 
+# Doubt of a prefill server that has no decode server to work with.
+_ALONE = 3
 _COMPUTED_AGAIN = 3
 # A conversation moves only to where the queue is shorter by this many times the tokens it would
 # have to bring along, by this share of all the room, and at most half as long.
@@ -49,6 +51,10 @@ class Engine:
         outstanding: tokens of the requests that are there now.
         retained: tokens of the handles kept on it.
         silent: looks in a row at which it did not answer in time.
+        cell: engines of different cells never work together.
+        generation: the same for engines that were replaced while others are still to be.
+        drained: why it gets nothing new; empty when it does.
+        turns: requests that need it until they are further.
     """
 
     url: str
@@ -66,6 +72,15 @@ class Engine:
     outstanding: int = 0
     retained: int = 0
     silent: int = 0
+    cell: str = ""
+    generation: str = ""
+    drained: str = ""
+    turns: int = 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether new requests may go there."""
+        return self.healthy and not self.drained
 
 
 @dataclass
@@ -123,9 +138,15 @@ class Fleet:
         prefixes: what each prefill server may have in its prefix cache.
     """
 
-    def __init__(self, prefill: Iterable[str], decode: Iterable[str]) -> None:
-        self.prefill = {url: Engine(url, "prefill") for url in prefill}
-        self.decode = {url: Engine(url, "decode") for url in decode}
+    def __init__(
+        self,
+        prefill: Iterable[str],
+        decode: Iterable[str],
+        cells: Mapping[str, str] | None = None,
+    ) -> None:
+        named = cells or {}
+        self.prefill = {url: Engine(url, "prefill", cell=named.get(url, "")) for url in prefill}
+        self.decode = {url: Engine(url, "decode", cell=named.get(url, "")) for url in decode}
         self.pairs = {(p, d): Pair(p, d) for p in self.prefill for d in self.decode}
         self.decode_starts: dict[str, str] = {}
         self.prefixes = PrefixMap()
@@ -135,9 +156,27 @@ class Fleet:
         """Prefill servers, then decode servers."""
         return [*self.prefill.values(), *self.decode.values()]
 
+    def together(self, prefill: str, decode: str) -> bool:
+        """Whether blocks may go between the two at all: one cell, and no two versions of vLLM."""
+        p, d = self.prefill.get(prefill), self.decode.get(decode)
+        if p is None or d is None or (p.cell, p.generation) != (d.cell, d.generation):
+            return False
+        return None in (p.version, d.version) or p.version == d.version
+
+    def drain(self, url: str, why: str) -> None:
+        """Nothing new goes to an engine, until `why` is empty again."""
+        self.engine(url).drained = why
+
+    def move(self, url: str, generation: str) -> None:
+        """An engine belongs to another generation now: what was known of its pairs is void."""
+        engine = self.engine(url)
+        if engine.generation != generation:
+            engine.generation = generation
+            self._reset_pairs(url)
+
     def engine_up(self, url: str, *, start: str | None, block_size: int | None) -> bool:
         """An engine answered. True when it is not the start that was known before."""
-        engine = self._engine(url)
+        engine = self.engine(url)
         restarted = None not in (start, engine.start) and start != engine.start
         fresh = not engine.healthy or restarted
         engine.healthy, engine.why = True, ""
@@ -151,7 +190,7 @@ class Fleet:
 
     def engine_down(self, url: str, why: str) -> bool:
         """An engine did not answer. True when it was healthy before."""
-        engine = self._engine(url)
+        engine = self.engine(url)
         was = engine.healthy
         engine.healthy, engine.why = False, why
         if was:
@@ -168,6 +207,7 @@ class Fleet:
         *,
         tokens: int = 0,
         known: Mapping[str, int] | None = None,
+        decode: str | None = None,
         avoid: Iterable[str] = (),
     ) -> str | None:
         """The prefill server with the least to do for a prompt, and before it.
@@ -175,9 +215,12 @@ class Fleet:
         Args:
             tokens: length of the prompt.
             known: tokens of its beginning that each server's prefix cache may have.
+            decode: with which it has to work; None for any.
             avoid: servers that shall not be chosen.
         """
         candidates = _candidates(self.prefill, avoid)
+        if decode is not None:
+            candidates = [e for e in candidates if self.together(e.url, decode)]
         working = _least_doubtful(candidates, self._best_doubt)
         had = known or {}
 
@@ -208,6 +251,7 @@ class Fleet:
         """
         candidates = _candidates(self.decode, avoid)
         if prefill is not None:
+            candidates = [e for e in candidates if self.together(prefill, e.url)]
             candidates = _least_doubtful(candidates, lambda url: self.pairs[(prefill, url)].doubt)
         own = next((e for e in candidates if e.url == hint), None)
         if own is not None:
@@ -227,14 +271,20 @@ class Fleet:
         return self._random.choice(equal).url
 
     def _best_doubt(self, prefill: str) -> int:
-        pairs = (self.pairs[(prefill, e.url)] for e in self.decode.values() if e.healthy)
-        return min((pair.doubt for pair in pairs), default=0)
+        partners = (
+            e.url for e in self.decode.values() if e.serves and self.together(prefill, e.url)
+        )
+        return min((self.pairs[(prefill, url)].doubt for url in partners), default=_ALONE)
 
     def reuse_refused(self, prefill: str, decode: str, start: str, now: float) -> str | None:
         """Why no handle of this decode start may go to this prefill server; None if it may."""
         pair = self.pairs.get((prefill, decode))
         if pair is None:
             return "unknown_decode"
+        if not self.together(prefill, decode):
+            return "another_cell"
+        if self.decode[decode].drained:
+            return "drained"
         if pair.verdict != "ok":
             return "pair_not_proven"
         pause = pair.pauses.get(start)
@@ -306,18 +356,25 @@ class Fleet:
         version = self.prefill[prefill].version or ""
         known = re.match(r"0\.(\d+)", version)
         recent = known is not None and int(known.group(1)) >= _REFUSAL_NOTIFIES
-        return recent and pair is not None and pair.verdict != "unknown" and pair.moves_kv
+        met = pair is not None and pair.verdict != "unknown" and pair.moves_kv
+        return recent and met and self.together(prefill, decode)
 
     def ready(self) -> bool:
         """True when some pair of healthy engines was seen to move KV."""
         return any(
             pair.moves_kv
-            and self.prefill[pair.prefill].healthy
-            and self.decode[pair.decode].healthy
+            and self.prefill[pair.prefill].serves
+            and self.decode[pair.decode].serves
+            and self.together(pair.prefill, pair.decode)
             for pair in self.pairs.values()
         )
 
-    def _engine(self, url: str) -> Engine:
+    def engine(self, url: str) -> Engine:
+        """One of them.
+
+        Raises:
+            KeyError: there is no such engine.
+        """
         return self.prefill[url] if url in self.prefill else self.decode[url]
 
     def _reset_pairs(self, url: str) -> None:
@@ -328,7 +385,7 @@ class Fleet:
 
 def _candidates(engines: Mapping[str, Engine], avoid: Iterable[str]) -> list[Engine]:
     shunned = set(avoid)
-    return [e for e in engines.values() if e.healthy and e.url not in shunned]
+    return [e for e in engines.values() if e.serves and e.url not in shunned]
 
 
 def _least_doubtful(engines: list[Engine], doubt: Callable[[str], int]) -> list[Engine]:

@@ -88,6 +88,17 @@ async def pass_on(
         sent["Content-Type"] = content_type
     # Not normalised, else `..` would lead to paths that are not listed.
     url = f"{decode}{request.rel_url.raw_path_qs}"
+    engine = shared.fleet.decode[decode]
+    engine.turns += 1
+    try:
+        return await _through(shared, request, url, raw, sent)
+    finally:
+        engine.turns -= 1
+
+
+async def _through(
+    shared: Shared, request: web.Request, url: str, raw: bytes, sent: dict[str, str]
+) -> web.StreamResponse:
     limits = shared.limits
     try:
         async with asyncio.timeout(limits.first_byte if request.method == "GET" else limits.total):

@@ -23,6 +23,7 @@ from pdctl.router.auditor import Auditor
 from pdctl.router.core import Policy, TurnRequest, run_turn
 from pdctl.router.driver import Driver
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
+from pdctl.router.engine_switch import EngineSwitch
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
 from pdctl.router.front import error_answer, let_browsers_in
@@ -72,7 +73,7 @@ class Router:
             share=settings.reuse_share,
         )
         engines, metrics = Engines(limits, key), RouterMetrics()
-        fleet = Fleet(settings.prefill, settings.decode)
+        fleet = Fleet(settings.prefill, settings.decode, settings.cells)
         self.shared = Shared(
             engines=engines,
             fleet=fleet,
@@ -91,6 +92,7 @@ class Router:
         self.switches = (
             ReuseSwitch(self.shared, self.policy, gate),
             TtlSwitch(self.shared, self.policy, gate, partial(write_ttl, file) if file else None),
+            EngineSwitch(self.shared, gate, settings.engines_file),
         )
         self._in_flight = 0
         self.shared.metrics.in_flight.set_function(lambda: self._in_flight)
@@ -282,6 +284,8 @@ class Router:
                     "waiting": engine.waiting,
                     "outstanding_tokens": engine.outstanding,
                     "retained_tokens": engine.retained,
+                    "cell": engine.cell,
+                    "drained": engine.drained,
                     "engine_start": fleet.decode_starts.get(engine.url),
                 }
                 for engine in fleet.engines()
@@ -295,6 +299,7 @@ class Router:
                     "reason": pair.why,
                 }
                 for pair in fleet.pairs.values()
+                if fleet.together(pair.prefill, pair.decode)
             ],
         }
 

@@ -1,5 +1,6 @@
 """What one router process is told."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,9 @@ class RouterSettings:
 
     Attributes:
         prefill, decode: base URLs of the engines.
+        cells: by URL; engines of different cells never work together.
+        engines_file: keeps what was said of single engines while the router ran, such as that one
+            is drained; None forgets it when the router ends.
         ttl: seconds for which a handle is offered; must be below decode's own TTL (FACTS T1).
         ttl_file: keeps the TTL that was set while it ran, for the next start.
         threshold: fewer reusable tokens than this are recomputed.
@@ -29,6 +33,8 @@ class RouterSettings:
 
     prefill: tuple[str, ...]
     decode: tuple[str, ...]
+    cells: Mapping[str, str] = field(default_factory=dict)
+    engines_file: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     ttl: float = 450.0

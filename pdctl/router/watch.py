@@ -185,6 +185,8 @@ class Watcher:
         fleet = self._shared.fleet
         if not (fleet.prefill[pair.prefill].healthy and fleet.decode[pair.decode].healthy):
             return False
+        if not fleet.together(pair.prefill, pair.decode):
+            return False
         if pair.verdict == "no_reuse":
             return not pair.final and now >= (pair.again_at or 0.0)
         return pair.verdict == "unknown"

@@ -5,9 +5,11 @@ Nothing here is secret: commands are kept as they are shown, with secrets masked
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pdctl.base.process import ProcessRef, ProcessSpec, RoleName, Supervision, url_of
+
+_T = TypeVar("_T")
 
 SCHEMA_VERSION = 1
 """Raised when an older pdctl could no longer read what this one writes."""
@@ -111,6 +113,8 @@ class DeploymentState:
         directories: made for this deployment; `down` removes them, but for the logs.
         proof: None until the two-turn proof succeeded.
         live_ttl: TTLs that were set while it ran; None when those of the configuration hold.
+        drained: by engine, why the routers send it nothing new.
+        generations: by engine, of those that were replaced while others still are to be.
     """
 
     name: str
@@ -126,6 +130,8 @@ class DeploymentState:
     directories: tuple[str, ...] = ()
     proof: Proof | None = None
     live_ttl: Intervals | None = None
+    drained: Mapping[str, str] = field(default_factory=dict)
+    generations: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def with_process(self, record: ProcessRecord) -> "DeploymentState":
@@ -134,8 +140,18 @@ class DeploymentState:
 
     def without_process(self, name: str) -> "DeploymentState":
         """The same without one process."""
-        rest = {key: record for key, record in self.processes.items() if key != name}
-        return replace(self, processes=rest)
+        return replace(self, processes=_without(self.processes, name))
+
+    def with_drained(self, names: Iterable[str], why: str) -> "DeploymentState":
+        """The same with engines drained, for a reason; empty for no longer."""
+        rest = {key: value for key, value in self.drained.items() if key not in set(names)}
+        return replace(self, drained=rest | (dict.fromkeys(names, why) if why else {}))
+
+    def with_generation(self, names: Iterable[str], generation: str) -> "DeploymentState":
+        """The same with engines of a generation; empty for that of all others."""
+        rest = {key: value for key, value in self.generations.items() if key not in set(names)}
+        new = dict.fromkeys(names, generation) if generation else {}
+        return replace(self, generations=rest | new)
 
     @property
     def ttl(self) -> Intervals:
@@ -151,6 +167,10 @@ class DeploymentState:
         """All processes that were started, in order of their names."""
         found = (self.processes[name].ref for name in sorted(self.processes))
         return tuple(ref for ref in found if ref is not None)
+
+
+def _without(values: Mapping[str, _T], name: str) -> dict[str, _T]:
+    return {key: value for key, value in values.items() if key != name}
 
 
 def merged(old: Iterable[str], new: Iterable[str]) -> tuple[str, ...]:

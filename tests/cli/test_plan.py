@@ -42,7 +42,8 @@ def test_a_change_is_shown_as_a_difference(deployed: Deployed) -> None:
     deployed.write(decode={"EXTRA": "1"})
     result = run_cli(*deployed.args("plan"))
     assert "+ end decode-0: the configuration changed: EXTRA: not given → 1" in result.stdout
-    assert "this ends decode-0, which serves now; `up` asks first" in result.stderr
+    assert "this replaces decode-0 (the configuration changed" in result.stderr
+    assert "; `up` asks first" in result.stderr
 
 
 def test_a_taken_port_is_shown_with_its_holder(deployed: Deployed) -> None:

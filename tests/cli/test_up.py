@@ -159,7 +159,8 @@ def test_a_change_that_stops_service_asks_first(deployed: Deployed) -> None:
     deployed.write(decode={"EXTRA": "1"})
     refused = run_cli(*deployed.args("up", "--no-verify"))
     assert refused.exit_code == ExitCode.USAGE
-    assert "this ends decode-0, which serves now" in refused.stderr
+    why = "the configuration changed: EXTRA: not given → 1"
+    assert f"this replaces decode-0 ({why}): nothing can be served meanwhile" in refused.stderr
     assert "add `--yes`" in refused.stderr
     assert deployed.pids() == before
 

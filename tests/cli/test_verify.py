@@ -1,61 +1,14 @@
 """`pdctl verify` as a person and as a script see it, against a fake pair behind real sockets."""
 
-import asyncio
 import re
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from pdctl.engine.example import LIMITS
+from tests.cli.conftest import Serve
 from tests.cli.helpers import run_cli
-from tests.observe.fakes import FakeEngine, FakePair, fake_pair
-
-Serve = Callable[..., tuple[FakePair, Path]]
-
-
-@contextmanager
-def in_a_thread(**faults: Any) -> Iterator[FakePair]:
-    """A fake pair that answers while the command line has this thread's loop for itself."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    serving = fake_pair(**faults)
-    try:
-        yield asyncio.run_coroutine_threadsafe(serving.__aenter__(), loop).result(10)
-    finally:
-        asyncio.run_coroutine_threadsafe(serving.__aexit__(None, None, None), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
-
-
-@pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """`serve(**faults)` gives a fake pair and the configuration file that points at it."""
-    monkeypatch.setenv("PDCTL_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setenv("COLUMNS", "100")
-    with ExitStack() as servers:
-
-        def make(**faults: Any) -> tuple[FakePair, Path]:
-            pair = servers.enter_context(in_a_thread(**faults))
-            router = pair.endpoints.router
-            assert router is not None
-            prefill, decode = pair.router.urls
-            file = tmp_path / "pd.yaml"
-            file.write_text(
-                "name: fake\n"
-                f"model: {{id: tiny, dtype: {pair.endpoints.dtype}}}\n"
-                f"target: {{kind: external, prefill: ['{prefill}'], decode: ['{decode}']}}\n"
-                f"router: {{port: {urlsplit(router.url).port}}}\n"
-            )
-            return pair, file
-
-        yield make
+from tests.observe.fakes import FakeEngine
 
 
 def normal(text: str) -> str:

@@ -85,6 +85,14 @@ SSH = {
     ssh("{address: p, gpus: [0, 0]}", "{address: d}"): [
         "6:34 target.hosts.prefill[0].gpus: a GPU is listed twice"
     ],
+    ssh("{address: p, cell: a}, {address: q}", "{address: d, cell: a}, {address: e}"): [],
+    ssh("{address: p, cell: a}", "{address: d}", "{address: r, cell: a}"): [
+        "6:15 target.hosts.prefill[0]: cell `a` has no decode host (give a decode host the same "
+        "`cell`, or none of them one)",
+        "7:14 target.hosts.decode[0]: its cell (that of hosts without) has no prefill host (give a "
+        "prefill host the same `cell`, or none of them one)",
+        "8:33 target.hosts.router[0].cell: a router serves all cells (remove it)",
+    ],
     # Behind one forwarded address there are two machines.
     ssh(
         "{address: gw, ssh_port: 2201, private_address: 10.0.0.1}",

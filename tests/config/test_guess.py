@@ -82,7 +82,7 @@ def test_keys_of_hosts() -> None:
     assert told(SSH.replace("KEY", "rolle")) == (
         "5:34 target.hosts.prefill[0].rolle: `rolle` is not a key of `target.hosts.prefill[0]` "
         "(keys there: address, private_address, user, ssh_port, key_file, port, "
-        "side_channel_port, gpus)"
+        "side_channel_port, gpus, cell)"
     )
     assert told(SSH.replace("KEY", "adress")) == (
         "5:34 target.hosts.prefill[0].adress: `adress` is not a key of "

@@ -43,8 +43,8 @@ while True:
     client, _ = listener.accept()
     with client:
         path = client.recv(4096).split(b" ", 2)[1:2]
-        good = is_healthy() and path in ([b"/health"], [b"/version"])
-        body = b'{"version": "0.0.1"}'
+        good = is_healthy() and path in ([b"/health"], [b"/version"], [b"/pdctl/v1/engines"])
+        body = b'{"version": "0.0.1", "engines": []}'
         client.sendall(
             b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
             % (b"200 OK" if good else b"503 Not yet", len(body), body)

@@ -8,6 +8,7 @@ from pdctl.base.process import ProcessRef, RunningProcess
 from pdctl.plan.build import build
 from pdctl.plan.chosen import kept
 from tests.cli.helpers import run_cli
+from tests.plan.fleet import running
 from tests.plan.samples import FRESH, config, deployment, state
 
 TEXT = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
@@ -17,8 +18,13 @@ def test_every_step_is_in_the_table() -> None:
     saved = state()
     stray = RunningProcess(ProcessRef(9, 1, "boot", "/st/demo/x"), ())
     drifted = deployment(kept(deployment().processes, saved), changed=("--more",))
-    facts = replace(FRESH, leftovers=(stray,), alive=frozenset({"decode-0"}))
+    alive = frozenset({"decode-0", "router-0"})
+    facts = replace(FRESH, leftovers=(stray,), alive=alive)
     ids = {step.id for step in build(config(), drifted, facts, saved).steps}
+    fleet = running()
+    fleet.revision = "r2"
+    ids |= {step.id for step in fleet.plan().steps}
+    assert {"part-prefill-0+decode-0", "one-kind"} <= ids
     rows = re.findall(r"^\| (`.+?) \|", TEXT, re.MULTILINE)
     documented = {word for row in rows for word in re.findall(r"`([^`]+)`", row)}
     families = {each.rstrip("…") for each in documented if each.endswith("…")}

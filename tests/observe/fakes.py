@@ -106,6 +106,11 @@ class FakeEngine:
         if self.pulled is not None:
             lines.append(f"vllm:nixl_bytes_transferred_sum{labels} {self.pulled}")
             lines.append(f"vllm:nixl_bytes_transferred_count{labels} 1.0")
+            lines.append(f"vllm:nixl_xfer_time_seconds_sum{labels} {self.pulled / 1e6}")
+        lines += [
+            f"vllm:{name}_seconds_sum{labels} {len(self.completions) / 100}"
+            for name in ("time_to_first_token", "request_prefill_time")
+        ]
         return "\n".join(lines) + "\n"
 
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -169,6 +174,10 @@ class FakeRouter:
     external_moves: bool = True
     own_cache: int = 0
     urls: tuple[str, str] = ("", "")
+    share: float = 1.0
+    tenants: dict[str, float] = field(default_factory=dict)
+    switch_sticks: bool = False
+    keeps: bool = False
     turns: list[dict[str, Any]] = field(default_factory=list)
     held: dict[str, list[int]] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
@@ -180,6 +189,8 @@ class FakeRouter:
         if self.ours:
             app.router.add_get("/pdctl/v1/state", self._state)
             app.router.add_delete("/v1/conversations/{id}", self._forget)
+            app.router.add_get("/pdctl/v1/reuse", self._reuse)
+            app.router.add_put("/pdctl/v1/reuse", self._switch)
         if self.example:
             app.router.add_get("/health", self._example_health)
         app.router.add_post("/v1/completions", self._turn)
@@ -200,6 +211,18 @@ class FakeRouter:
         state = {"ready": self.ready, "pairs": [pair], "ttl": 450.0, "threshold": 64}
         return web.json_response(state | {"handles": 0, "retained_tokens": 0})
 
+    async def _reuse(self, request: web.Request) -> web.Response:
+        return web.json_response({"share": self.share, "tenants": self.tenants})
+
+    async def _switch(self, request: web.Request) -> web.Response:
+        setting = await request.json()
+        if not self.switch_sticks:
+            self.share, self.tenants = setting["share"], setting.get("tenants", {})
+        if setting["share"] == 0:
+            self.held.clear()
+            self.decode.usage = 0.5 if self.keeps else 0.0
+        return await self._reuse(request)
+
     async def _forget(self, request: web.Request) -> web.Response:
         self.forgotten.append(request.match_info["id"])
         return web.json_response({"released": 1})
@@ -217,8 +240,9 @@ class FakeRouter:
         ids = answer_of(prompt, body["max_tokens"])
         if self.wrong_always or (reused and self.wrong_when_reusing):
             ids = [*ids[:3], *(token + 1 for token in ids[3:])]
-        if conversation := body.get("conversation_id"):
+        if (conversation := body.get("conversation_id")) and self.share:
             self.held[conversation] = [*prompt, *ids]
+            self.decode.usage = min(0.9, 0.01 * len(self.held))
         headers = self._headers(request, reused, len(prompt))
         if "messages" in body:
             return await stream_chat(request, ids, headers)
@@ -240,7 +264,7 @@ class FakeRouter:
         if not self.ours or request.headers.get("x-pdctl-explain") != "1":
             return {}
         told = {
-            "outcome": "HIT" if reused else "MISS",
+            "outcome": "HIT" if reused else ("MISS" if self.share else "OFF"),
             "reason": self.reason,
             "reused_tokens": reused,
             "prompt_tokens": prompt,

@@ -94,11 +94,23 @@ def test_a_process_that_does_not_answer_yet_is_waited_for_not_restarted() -> Non
 
 def test_a_changed_configuration_shows_the_difference_and_what_restarts() -> None:
     plan = planned(RUNNING, state(), changed=("--max-num-seqs", "16"))
-    assert todo(plan) == ["stop-decode-0", "ports", "decode-0", "health", "verify"]
+    assert todo(plan) == [
+        "drain-decode-0",
+        "stop-decode-0",
+        "ports-decode-0",
+        "decode-0",
+        "health-decode-0",
+        "pairs-decode-0",
+        "admit-decode-0",
+        "verify",
+    ]
     why = "the configuration changed: --max-num-seqs: not given → 16"
     assert step(plan, "stop-decode-0").why == why
     assert step(plan, "decode-0").why == why
-    assert plan.consent == ("this ends decode-0, which serves now",)
+    assert plan.consent == (
+        f"this replaces decode-0 ({why}): "
+        "nothing can be served meanwhile: requests are answered with 503",
+    )
 
 
 def test_a_process_that_the_configuration_has_no_more_is_ended() -> None:

@@ -94,6 +94,7 @@ def test_the_router_whole() -> None:
         *("--decode", "http://127.0.0.1:8200"),
         *("--host", "127.0.0.1", "--port", "8000"),
         *("--ttl", "472", "--ttl-file", "/state/x/control/router-0/router_ttl.json"),
+        *("--engines-file", "/state/x/control/router-0/engines.json"),
         *("--threshold", "64"),
         *("--deployment", "local-cpu"),
     ]
@@ -131,6 +132,7 @@ def test_the_router_with_everything() -> None:
         *("--host", "0.0.0.0", "--port", "9000"),
         *("--ttl", "90.5", "--renew-idle", "300"),
         *("--ttl-file", "/state/x/control/router-0/router_ttl.json"),
+        *("--engines-file", "/state/x/control/router-0/engines.json"),
         *("--threshold", "256"),
         *("--limit", "first_byte=300", "--limit", "body_mib=1.5"),
         *("--limit", "concurrent_requests=7"),

@@ -69,7 +69,7 @@ def test_every_reason_of_a_release_is_explained() -> None:
     told = set(re.findall(r"`(\w+)`", DOC[begin:end]))
     reasons = found(r'return None, "(\w+)"', "core")
     reasons |= found(r'return "(\w+)"', "match")
-    giving = ("core", "driver", "giving", "watch", "server")
+    giving = ("core", "driver", "engine_switch", "giving", "watch", "server")
     reasons |= found(r'(?:let_go|release_of)\(.*"(\w+)"\)', *giving)
     reasons |= found(r'let_go\(.*"(\w+)"\)', "admin") | found(r', "(client_\w+)"\)', "driver")
     reasons |= found(r'releases\.labels\((?:.* else )?"(\w+)"', "giving")

@@ -311,9 +311,9 @@ async def test_clients_cannot_send_handles_and_it_is_counted() -> None:
 
 @pytest.mark.parametrize(("version", "refused"), [("0.33.0", True), ("0.31.0", False)])
 async def test_what_cannot_be_reused_is_released_at_once(version: str, refused: bool) -> None:
-    p = FakeEngine("prefill")
-    p.version = version
-    async with world(p=p) as w:
+    p, d = FakeEngine("prefill"), FakeEngine("decode")
+    p.version = d.version = version
+    async with world(p=p, d=d) as w:
         await w.ask([user(LONG)], n=2)
         await w.until(lambda: not w.d.held)
         assert len(w.p.released) == 1

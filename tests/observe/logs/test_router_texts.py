@@ -49,6 +49,11 @@ TEXTS = {
     "the TTL that was set is not known: %s: %s": None,
     # The client who set it is told.
     "the TTL cannot be written down for the next start: %s": None,
+    # Somebody asked for it.
+    "%s %s gets nothing new: %s": None,
+    "%s %s serves": None,
+    "what was said of single engines is lost: %s: %s": None,
+    "which engines are drained cannot be kept: %s: %s": None,
     # A traceback comes with these.
     "background work failed": None,
     "looking at the engines failed": None,
