@@ -35,13 +35,17 @@ def lab(lab_possible: None, tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
     assert [leftover for lab in made for leftover in leftovers(lab.id)] == []
 
 
-@pytest.fixture(scope="session")
-def site(lab_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="session", params=["stand-in", "real"])
+def site(
+    lab_possible: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Site]:
     """The lab of `examples/lab.yaml` and two hosts more; one deployment for all its tests.
 
-    It is down when they end, and what `down` should have ended and did not fails the last.
+    First with engines that start in a second, then with vLLM. It is down when they end, and what
+    `down` should have ended and did not fails the last.
     """
-    with made(5, tmp_path_factory.mktemp("site")) as site:
+    folder = tmp_path_factory.mktemp("site")
+    with made(5, folder, real=request.param == "real") as site:
         yield site
         last = replace(site.operator, file=site.edited) if site.edited.exists() else site.operator
         last.types("down", "--yes")

@@ -229,13 +229,20 @@ def received(host: LabHost) -> int:
 
 
 @contextmanager
-def made(hosts: int, folder: Path) -> Iterator[Site]:
-    """The lab of the example. Whatever was started in it has ended afterwards."""
+def made(hosts: int, folder: Path, *, real: bool = True) -> Iterator[Site]:
+    """The lab of the example. Whatever was started in it has ended afterwards.
+
+    Args:
+        real: engines are vLLM; else `stand_in.py`, and vLLM's environment only for what it tells.
+    """
     python = Path(engine_python())
     tools = folder / "tools"
     tools.mkdir()
     no_clock = make_clock(tools)
     shared = {ENGINE: str(python.parents[1]), TOOLS: str(tools)}
+    if not real:
+        shared[ENGINE] = str(stand_in(folder / "engine", python))
+        shared[str(python.parents[1])] = str(python.parents[1])
     base = python.resolve().parents[1]
     if base != Path("/usr"):
         shared[str(base)] = str(base)
@@ -247,6 +254,20 @@ def made(hosts: int, folder: Path) -> Iterator[Site]:
         put_pdctl(lab.hosts[2])
         operator = Operator(home(folder / "operator", lab), EXAMPLE)
         yield Site(lab, operator, folder / "pd.yaml", no_clock)
+
+
+def stand_in(folder: Path, python: Path) -> Path:
+    """An environment whose Python runs `stand_in.py` in place of vLLM's server."""
+    script = folder / "bin" / "python"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        "#!/bin/sh\n"
+        '[ "$2" != vllm.entrypoints.openai.api_server ] || '
+        f'PYTHONPATH={ROOT} exec {sys.executable} -m tests.lab.stand_in "$@"\n'
+        f'exec {python} "$@"\n'
+    )
+    script.chmod(0o755)
+    return folder
 
 
 def put_pdctl(host: LabHost) -> None:
