@@ -14,12 +14,12 @@ import aiohttp
 from pdctl.base.errors import BadAnswerError, UnreachableError
 from pdctl.base.events import Listener, Note, StepDone, StepProgress
 from pdctl.base.facts import PairFacts
-from pdctl.bench.counters import Counted, Look, grown, look
 from pdctl.bench.files import Folder
 from pdctl.bench.play import Asking, Play
 from pdctl.bench.rows import CellRow, Leg, Phase, Reuse, TurnRow, cell_key
 from pdctl.bench.settle import Switch, settle
 from pdctl.bench.workload import Script, Shape, capped, scripts, traced
+from pdctl.observe.counters import Counted, Look, grown, look
 from pdctl.observe.endpoints import Endpoints
 from pdctl.observe.facts import gather
 from pdctl.observe.http import ask_json
@@ -28,6 +28,7 @@ from pdctl.observe.turns import Turn, TurnLimits, TurnRequest, send_turn
 from pdctl.observe.verify import VerifyOptions, random_words, verify
 
 _POOL_WORDS = 4000
+_READY_S = 60.0
 _REUSED = ("HIT", "PARTIAL")
 
 
@@ -138,7 +139,9 @@ class Bench:
                 await switch.put(before)
 
     async def _prove(self) -> None:
-        report = await verify(self._endpoints, VerifyOptions(chat=False), listen=self._listen)
+        # An engine that was restarted for this has to be proven by the router first.
+        options = VerifyOptions(chat=False, ready_s=_READY_S)
+        report = await verify(self._endpoints, options, listen=self._listen)
         if not report.ok:
             raise BadAnswerError(
                 f"nothing is measured, because reuse is not proven: {report.reason}",
@@ -146,7 +149,6 @@ class Bench:
                 detail=report.proved,
                 hints=[*report.hints, "pdctl verify", "pdctl doctor"],
             )
-        # A TTFT of this run is one measurement each, which `bench` is there to better.
         self._listen(StepProgress("bench-proof", "reuse is proven by two turns"))
 
     async def _measure(self, session: aiohttp.ClientSession, switch: Switch) -> None:
@@ -159,7 +161,7 @@ class Bench:
         self._folder.about.setdefault("groups", []).append(_seen(facts))
         self._note(words)
         settled = await self._settle(switch)
-        self._listen(StepDone("settle", "the engines hold nothing", settled, ""))
+        self._listen(StepDone("settle", "decode holds nothing", settled, ""))
         todo = [
             cell
             for cell in cells_of(self._settings, lengths, caching)
@@ -181,8 +183,8 @@ class Bench:
     def _note(self, words: Sequence[str]) -> None:
         notes = self._folder.about.setdefault("notes", [])
         for text in words:
-            self._listen(Note(text, warning=True))
             if text not in notes:
+                self._listen(Note(text, warning=True))
                 notes.append(text)
         self._folder.write_about()
 
@@ -362,7 +364,8 @@ class Bench:
     def _too_late(self, cell: Cell) -> bool:
         if self._deadline is None:
             return False
-        guess = self._longest.get((cell.leg.label, cell.length), 0.0)
+        slowest = max(self._longest.values(), default=0.0)
+        guess = self._longest.get((cell.leg.label, cell.length), slowest)
         return time.monotonic() + guess > self._deadline
 
 

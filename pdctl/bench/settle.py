@@ -9,7 +9,7 @@ import aiohttp
 
 from pdctl.base.errors import TemporaryError
 from pdctl.base.events import Listener, StepWaiting
-from pdctl.bench.counters import Look, look
+from pdctl.observe.counters import Look, look
 from pdctl.observe.endpoints import Endpoints
 from pdctl.observe.reuse import Setting, put_setting
 
@@ -48,7 +48,7 @@ async def settle(
     poll: float = 0.25,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> float:
-    """Turn reuse off and wait until the engines hold no blocks and run nothing.
+    """Turn reuse off and wait until decode holds no blocks and the engines run nothing.
 
     Returns:
         Seconds that it took.
@@ -74,13 +74,13 @@ async def settle(
 
 
 def _waiting_for(seen: Look) -> str:
-    return f"the engines to hold nothing: {seen.usage:.1%} of a cache in use, {seen.busy} requests"
+    return f"decode to hold nothing: {seen.usage:.1%} of its cache in use, {seen.busy} requests"
 
 
 def _never(seen: Look, limit: float) -> TemporaryError:
     return TemporaryError(
-        f"the engines still hold blocks {limit:.0f} s after the last turn: {seen.usage:.1%} of a "
-        f"KV cache is in use, {seen.busy} requests run or wait",
+        f"decode still holds blocks {limit:.0f} s after the last turn: {seen.usage:.1%} of its KV "
+        f"cache is in use, {seen.busy} requests run or wait",
         expected="engines that serve nobody else while they are measured",
         hints=["wait until other traffic has ended, or `--settle SECONDS` for a longer wait"],
     )

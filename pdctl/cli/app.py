@@ -9,15 +9,18 @@ from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
 from pdctl.cli.analyze import analyze
+from pdctl.cli.audit import audit
 from pdctl.cli.bench import bench
 from pdctl.cli.doctor import doctor
 from pdctl.cli.down import down
+from pdctl.cli.drain import drain
 from pdctl.cli.explain import explain
 from pdctl.cli.init import init
 from pdctl.cli.logs import logs
 from pdctl.cli.plan import plan
 from pdctl.cli.render import render
 from pdctl.cli.report import report
+from pdctl.cli.restart import restart
 from pdctl.cli.reuse import reuse
 from pdctl.cli.router import router
 from pdctl.cli.schema import schema
@@ -25,6 +28,8 @@ from pdctl.cli.set_ttl import set_ttl
 from pdctl.cli.size import size
 from pdctl.cli.status import status
 from pdctl.cli.tail_logs import tail_logs
+from pdctl.cli.top import top
+from pdctl.cli.undrain import undrain
 from pdctl.cli.up import up
 from pdctl.cli.verify import verify
 from pdctl.cli.version import version
@@ -41,7 +46,12 @@ app.command()(render)
 app.command()(plan)
 app.command()(up)
 app.command()(status)
+app.command()(top)
 app.command()(down)
+app.command()(audit)
+app.command()(restart)
+app.command()(drain)
+app.command()(undrain)
 app.command()(logs)
 app.command("tail-logs")(tail_logs)
 app.command()(doctor)

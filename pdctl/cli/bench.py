@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pdctl.base.errors import BadAnswerError, NotFoundError, UsageError
+from pdctl.base.errors import BadAnswerError, NotFoundError, PdctlError, UsageError
 from pdctl.cli import options, ui
+from pdctl.cli.reached import reached
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pdctl.bench.summary import Line, Summary
     from pdctl.config.model import Config
 
+_CPU_CONVERSATIONS = 4
+"""Of hundreds of tokens a turn, which take a CPU seconds each."""
 Caching = Literal["as-is", "on", "off", "both"]
 
 
@@ -33,7 +36,9 @@ def bench(
     lengths: Annotated[
         str, typer.Option(help="Tokens that conversations begin with.")
     ] = "2k,4k,8k,12k,16k,20k,24k",
-    conversations: Annotated[int, typer.Option(min=1, help="In each cell.")] = 10,
+    conversations: Annotated[
+        int | None, typer.Option(min=1, help="In each cell.  [default: 10; 4 on CPUs]")
+    ] = None,
     turns: Annotated[int, typer.Option(min=2, help="Of each conversation.")] = 10,
     question: Annotated[int, typer.Option(min=1, help="Tokens that each turn adds.")] = 150,
     answer: Annotated[int, typer.Option(min=2, help="Tokens that each turn generates.")] = 300,
@@ -90,9 +95,10 @@ def bench(
     if trace is not None and (chat or rate is not None):
         raise UsageError("`--trace` goes with neither `--chat` nor `--rate`")
     began = _monotonic()
+    slow = choices.on_cpu(config)
     settings = Settings(
         shape=Shape(
-            conversations=conversations,
+            conversations=conversations or (_CPU_CONVERSATIONS if slow else 10),
             turns=turns,
             lengths=_lengths(lengths),
             question=question,
@@ -103,7 +109,7 @@ def bench(
             chat=chat,
         ),
         legs=_legs(legs),
-        repeats=repeats or (1 if choices.on_cpu(config) else 3),
+        repeats=repeats or (1 if slow else 3),
         warmup=warmup,
         seed=seed or _new_seed(),
         trace=None if trace is None else _trace(trace),
@@ -278,6 +284,9 @@ def _measure(
     except KeyboardInterrupt:
         ui.say(f"prefill may run with another setting: `pdctl up -f {file}` puts it back", "warn")
         raise
+    except PdctlError:
+        bring_up(config, file, listen)
+        raise
     bring_up(config, file, listen)
 
 
@@ -286,32 +295,15 @@ def _group(
 ) -> None:
     import asyncio
 
-    from pdctl.base.explain import ADMIN_TENANT
     from pdctl.bench.run import Bench
-    from pdctl.deploy.local import read_secrets
-    from pdctl.deploy.reach import ways_to
-    from pdctl.observe.endpoints import endpoints_of, first_key, tenant_key
-    from pdctl.render.deployment import render
-    from pdctl.render.place import place_of
-    from pdctl.state.store import StateStore
+    from pdctl.deploy.local import keys_of, read_secrets
 
-    secrets = read_secrets(config)
-    keys = secrets.client_keys.value if secrets.client_keys else None
-    state = StateStore(config.name).load()
-    processes = state.processes.values() if state and state.processes else ()
-    with ways_to(config) as near:
-        endpoints = endpoints_of(
-            config,
-            processes or render(config, place_of(config)).processes,
-            engine_key=secrets.engine_key.value if secrets.engine_key else None,
-            router_key=first_key(keys) if keys else None,
-            near=near,
-        )
+    with reached(config) as endpoints:
         run = Bench(
             endpoints,
             settings,
             folder,
-            admin_key=tenant_key(keys, ADMIN_TENANT) if keys else None,
+            admin_key=keys_of(read_secrets(config)).admin,
             listen=ui.listener(),
             deadline=deadline,
         )

@@ -24,6 +24,13 @@ def down(
     yes: options.Yes = False,
     json: options.Json = False,
     lock_wait: options.LockWait = 0.0,
+    purge: Annotated[
+        bool,
+        typer.Option(
+            "--purge",
+            help="Also remove logs, and on other hosts engines and models that nobody else uses.",
+        ),
+    ] = False,
     forget_damaged_state: Annotated[
         bool,
         typer.Option(
@@ -33,7 +40,7 @@ def down(
     ] = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """End the processes of a deployment and remove its sockets. Logs stay.
+    """End the processes of a deployment and remove its sockets. Logs stay, but for `--purge`.
 
     Ends what `up` recorded, and what carries the deployment's mark, nothing else. Run twice, the
     second time has nothing to remove. At a terminal it asks first.
@@ -53,21 +60,25 @@ def down(
         reach.connect_all(world)
         # os.path's answer is no, not an error, for a name that no folder can have.
         if not os.path.exists(store.directory) and not teardown.find_marked(world, marks):
-            _show_nothing(deployment, json=json)
+            gone = teardown.purge(world, deployment, place) if purge else []
+            _show_nothing(deployment, gone if purge else None, json=json)
             return
         with reach.hold(deployment, world, marks, "pdctl down", wait=lock_wait):
             state = _load(store, forget=forget_damaged_state)
-            if state is None and not teardown.find_marked(world, marks):
-                _show_nothing(deployment, json=json)
-                return
-            _ask(world, deployment, state, yes=yes, marks=marks)
-            removed = teardown.tear_down(world, store, state, place=place)
+            removed = None
+            if state is not None or teardown.find_marked(world, marks):
+                _ask(world, deployment, state, yes=yes, marks=marks)
+                removed = teardown.tear_down(world, store, state, place=place)
+            gone = teardown.purge(world, deployment, place) if purge else []
     finally:
         world.close()
-    if json:
-        ui.json({"name": deployment, **removed.as_dict()})
+    if removed is None:
+        _show_nothing(deployment, gone if purge else None, json=json)
+    elif json:
+        purged: dict[str, object] = {"logs": None, "purged": gone} if purge else {}
+        ui.json({"name": deployment, **removed.as_dict(), **purged})
     else:
-        _show(deployment, removed)
+        _show(deployment, removed, gone, purge=purge)
 
 
 def _named(name: str) -> "tuple[str, Config | None]":
@@ -127,14 +138,23 @@ def _ask(
         ui.confirm(f"End {', '.join(running)} of `{name}`?", yes=yes)
 
 
-def _show_nothing(name: str, *, json: bool) -> None:
+def _show_nothing(name: str, gone: list[str] | None, *, json: bool) -> None:
     if json:
-        ui.json({"name": name, "ended": [], "leftovers": [], "removed": [], "logs": None})
+        empty: dict[str, object] = {"ended": [], "leftovers": [], "removed": [], "logs": None}
+        ui.json({"name": name, **empty, **({} if gone is None else {"purged": gone})})
+    _show_purged(gone or [])
     ui.say(f"nothing to remove: nothing of `{name}` runs", "ok")
 
 
-def _show(name: str, removed: "Removed") -> None:
+def _show_purged(gone: list[str]) -> None:
+    for path in gone:
+        ui.say(f"removed {path}")
+
+
+def _show(name: str, removed: "Removed", gone: list[str], *, purge: bool) -> None:
     count = sum(not each.gone for each in removed.ended) + len(removed.leftovers)
     processes = "1 process" if count == 1 else f"{count} processes"
     ui.say(f"`{name}` is down: {processes} ended, nothing is left", "ok")
-    ui.say(f"logs are in {removed.logs}")
+    _show_purged(gone)
+    if not purge:
+        ui.say(f"logs are in {removed.logs}")

@@ -1,6 +1,7 @@
 """`pdctl logs`: what the logs say about reuse, in plain words."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pdctl.observe.logs.read import Source
     from pdctl.observe.logs.summary import Summary, Wanted
     from pdctl.observe.signatures.model import Signature
+    from pdctl.state.model import DeploymentState
 
 # Here `-f` follows, so the configuration has no short form.
 File = Annotated[
@@ -61,24 +63,35 @@ def logs(
     """
     from pdctl.observe.logs.summary import Wanted
 
-    sources = chosen(files, file, name, role)
     wanted = Wanted(role, None if since is None else moment(since))
     keep = predicate(grep, every)
-    if follow and "-" not in (files or ()):
-        watch(sources, wanted, grep=grep, every=True, json=json)
-        return
-    summary = _read(sources, wanted, keep, grep=grep, every=every, json=json)
-    finish(summary, sources, json=json)
+    follow = follow and "-" not in (files or ())
+    with chosen(files, file, name, role, since=wanted.since, follow=follow) as sources:
+        if follow:
+            watch(sources, wanted, grep=grep, every=True, json=json)
+            return
+        summary = _read(sources, wanted, keep, grep=grep, every=every, json=json)
+        finish(summary, sources, json=json)
 
 
+@contextmanager
 def chosen(
-    files: list[str] | None, file: Path, name: str | None, role: str | None
-) -> "list[Source]":
+    files: list[str] | None,
+    file: Path,
+    name: str | None,
+    role: str | None,
+    *,
+    since: float | None = None,
+    follow: bool = False,
+) -> "Iterator[list[Source]]":
     """The logs to read: files that were named, or those of the deployment.
+
+    What is on other machines is brought here, for as long as the context lasts.
 
     Raises:
         UsageError: the role is none.
         NotFoundError: a file, or any process of the deployment, is missing.
+        UnreachableError: they are on other machines, of which none answers.
     """
     from pdctl.base.process import ROLES
     from pdctl.observe.logs.deployed import sources_of
@@ -89,13 +102,44 @@ def chosen(
     if role is not None and role not in ROLES:
         raise UsageError(f"`{role}` is not a role", where="--role", expected=", ".join(ROLES))
     if files:
-        return [source_of(each) for each in files]
+        yield [source_of(each) for each in files]
+        return
     try:
         deployment = options.checked_name(name) if name else load_checked(file).config.name
     except NotFoundError as error:
         error.hints = ("name the logs: `pdctl logs FILE…`, `-` for stdin", *error.hints)
         raise
-    return sources_of(deployment, StateStore(deployment).load(), role)
+    state = StateStore(deployment).load()
+    if state is None or state.target == "local":
+        yield sources_of(deployment, state, role)
+        return
+    with _far(state, role, since=since, follow=follow) as sources:
+        yield sources
+
+
+@contextmanager
+def _far(
+    state: "DeploymentState", role: str | None, *, since: float | None, follow: bool
+) -> "Iterator[list[Source]]":
+    from pdctl.deploy import reach
+    from pdctl.observe.logs import remote
+    from pdctl.observe.logs.deployed import records_of
+    from pdctl.observe.logs.follow import BEFORE
+
+    config = reach.config_of(state)
+    assert config is not None
+    world, records = reach.world_of(config), records_of(state.name, state, role)
+    try:
+        reach.try_to_connect(world)
+        way = (
+            remote.followed(world.hosts, records, lambda text: ui.say(text, "warn"), before=BEFORE)
+            if follow
+            else remote.brought_here(world.hosts, records, since=since)
+        )
+        with way as sources:
+            yield sources
+    finally:
+        world.close()
 
 
 def moment(since: str) -> float:

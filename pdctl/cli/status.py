@@ -72,6 +72,8 @@ def _show(found: "Status") -> None:
     for role in found.roles:
         if not role.healthy:
             ui.say(f"{ui.mark('bad')} {role.name}: {role.problem}", "bad")
+        if role.drained:
+            ui.say(f"{ui.mark('warn')} {role.name} gets nothing new: {role.drained}", "warn")
     if holder := read_holder(found.name):
         ui.say(f"{holder} works on it", "warn")
     elif found.phase in ("starting", "stopping"):

@@ -28,5 +28,5 @@ def tail_logs(
     from pdctl.cli.logs import chosen, watch
     from pdctl.observe.logs.summary import Wanted
 
-    sources = chosen(None, file, name, role)
-    watch(sources, Wanted(role), grep=grep, every=not flagged, json=json)
+    with chosen(None, file, name, role, follow=True) as sources:
+        watch(sources, Wanted(role), grep=grep, every=not flagged, json=json)

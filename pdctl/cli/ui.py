@@ -7,13 +7,15 @@ import io
 import json as jsonlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pdctl.base.errors import PdctlError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.table import Table
 
     from pdctl.base.events import Listener
 
@@ -115,15 +117,38 @@ class JsonLines:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table to stdout; None becomes a dash."""
+    _console(stderr=False).print(grid(columns, rows), soft_wrap=False)
+
+
+def grid(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> "Table":
+    """A table to draw; None becomes a dash."""
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=None, pad_edge=False, header_style="bold")
+    made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        grid.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold")
     for row in rows:
-        grid.add_row(*[Text("-" if cell is None else str(cell)) for cell in row])
-    _console(stderr=False).print(grid, soft_wrap=False)
+        made.add_row(*[Text("-" if cell is None else str(cell)) for cell in row])
+    return made
+
+
+def show(what: "RenderableType") -> None:
+    """Print something that was put together to stdout."""
+    _console(stderr=False).print(what, soft_wrap=False)
+
+
+@contextmanager
+def live() -> "Iterator[Callable[[RenderableType], None]]":
+    """Draws over what it drew before, on a terminal; elsewhere one below the other."""
+    from rich.live import Live
+
+    console = _console(stderr=False)
+    if not console.is_terminal:
+        yield lambda what: console.print(what, "", soft_wrap=False)
+        return
+    with Live(console=console, auto_refresh=False, screen=True) as drawing:
+        yield lambda what: drawing.update(what, refresh=True)
 
 
 def mark(state: str) -> str:

@@ -51,24 +51,30 @@ def up(
         with reach.hold(config.name, world, wanted.marks, "pdctl up", wait=lock_wait):
             reach.give_up_lost(world, store)
             found = survey(world, wanted, store)
-            _ask(found.plan, yes=yes)
+            agree(found.plan, yes=yes)
             prove = proof.two_turns(config, secrets, world)
             outcome = runner.up(world, wanted, store, found, prove=prove)
     finally:
         world.close()
-    if json:
-        ui.json(_as_dict(config, outcome))
-    else:
-        _show(config, file, outcome)
+    tell(config, file, outcome, json=json)
 
 
-def _ask(plan: "Plan", *, yes: bool) -> None:
+def agree(plan: "Plan", *, yes: bool) -> None:
+    """Say what is at stake, and have it agreed to."""
     for notice in plan.notices:
         ui.say(notice, "dim")
     for reason in plan.consent:
         ui.say(reason, "warn")
     if plan.consent:
         ui.confirm(f"Go on with `{plan.name}`?", yes=yes)
+
+
+def tell(config: "Config", file: object, outcome: "Outcome", *, json: bool) -> None:
+    """What runs now."""
+    if json:
+        ui.json(_as_dict(config, outcome))
+    else:
+        _show(config, file, outcome)
 
 
 def _as_dict(config: "Config", outcome: "Outcome") -> dict[str, object]:

@@ -1,19 +1,16 @@
 """`pdctl verify`: the two-turn proof, told in words."""
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pdctl.base.exits import ExitCode
 from pdctl.cli import options, ui
+from pdctl.cli.reached import reached
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from pdctl.base.process import ProcessSpec
-    from pdctl.config.model import Config
     from pdctl.doctor.table import Finding
     from pdctl.observe.endpoints import Endpoints
     from pdctl.observe.proof import TurnReport, VerifyReport
@@ -39,9 +36,10 @@ def verify(
     import asyncio
 
     from pdctl.observe.verify import VerifyOptions
+    from pdctl.render.check import load_checked
 
     settings = VerifyOptions(history_tokens=history, ready_s=wait, chat=chat)
-    with _endpoints(file) as endpoints:
+    with reached(load_checked(file).config) as endpoints:
         report, findings = asyncio.run(_run(endpoints, settings))
     if json:
         ui.json(report.as_dict() | {"checks": [finding.as_dict() for finding in findings]})
@@ -49,36 +47,6 @@ def verify(
         show_report(report, findings)
     if not report.ok:
         raise typer.Exit(int(ExitCode.BAD_ANSWER))
-
-
-@contextmanager
-def _endpoints(file: "Path") -> "Iterator[Endpoints]":
-    """Where the started deployment answers; one that pdctl did not start, where it is to be."""
-    from pdctl.deploy.local import read_secrets
-    from pdctl.deploy.reach import ways_to
-    from pdctl.observe.endpoints import endpoints_of, first_key
-    from pdctl.render.check import load_checked
-    from pdctl.state.store import StateStore
-
-    config = load_checked(file).config
-    secrets = read_secrets(config)
-    state = StateStore(config.name).load()
-    processes = state.processes.values() if state and state.processes else _as_rendered(config)
-    with ways_to(config) as near:
-        yield endpoints_of(
-            config,
-            processes,
-            engine_key=secrets.engine_key.value if secrets.engine_key else None,
-            router_key=first_key(secrets.client_keys.value) if secrets.client_keys else None,
-            near=near,
-        )
-
-
-def _as_rendered(config: "Config") -> "Iterable[ProcessSpec]":
-    from pdctl.render.deployment import render
-    from pdctl.render.place import place_of
-
-    return render(config, place_of(config)).processes
 
 
 async def _run(

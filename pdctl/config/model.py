@@ -27,7 +27,10 @@ MAX_SECONDS = 30 * 86400.0
 """No duration in the file is longer; beyond it timers overflow and somebody meant milliseconds."""
 
 TINY_MODEL = "pdctl/tiny-random"
-"""The model that pdctl makes by itself, offline: a small random Qwen3."""
+"""A model that pdctl makes by itself, offline: a tiny random Qwen3, to try and to test."""
+
+SMALL_MODEL = "pdctl/small-random"
+"""Another one, large enough that prefill takes its time on a CPU, to measure."""
 
 
 def _text(pattern: str, expected: str) -> Any:
@@ -166,7 +169,7 @@ class Model(Section):
     """What is served. Everything here is the same on prefill and decode."""
 
     id: Text
-    """Hub id, path (`/…`, `./…`), or `pdctl/tiny-random` for the built-in offline model."""
+    """Hub id, path (`/…`, `./…`), or `pdctl/tiny-random` for a built-in offline model."""
     revision: Text | None = None
     """Commit of the model on the hub. Pin it: weights that differ on P and D go unnoticed."""
     served_name: Text | None = None
@@ -383,7 +386,20 @@ class SshTarget(Section):
     base_dir: Text = "/opt/pdctl"
     """Directory on the hosts for everything that pdctl puts there."""
     model_dir: Text | None = None
-    """Directory on the hosts for downloaded models; default is inside `base_dir`."""
+    """Directory on the hosts for downloaded models; default is on `nvme`, else in `base_dir`."""
+    model_source: (
+        Annotated[str, _text(r"^s3://[a-z0-9.-]+(/[^\s]+)?$", "an S3 prefix: `s3://bucket/model`")]
+        | None
+    ) = None
+    """Where the hosts get the model's files from; default is the hub."""
+    nvme: Annotated[str, _text(r"^/[^\s]+$", "an absolute path")] | None = None
+    """Where to mount the instance's own NVMe disks, several as one; default touches no disk."""
+    efa_installer: Version | None = None
+    """Version of AWS's EFA installer that the engine hosts must have; default is what they have."""
+    efa_installer_sha256: (
+        Annotated[str, _text(r"^[0-9a-f]{64}$", "64 hexadecimal digits")] | None
+    ) = None
+    """SHA-256 of its tarball; without it AWS's signature is checked."""
     supervision: Literal["auto", "systemd", "process"] = "auto"
     """What starts a process again that died: a systemd unit, or a process of pdctl's beside it.
     `auto`: systemd where it runs and root can be had, else the process."""

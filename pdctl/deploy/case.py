@@ -15,7 +15,7 @@ from pdctl.deploy.local import read_secrets
 from pdctl.deploy.reach import ssh_hosts
 from pdctl.deploy.world import own_url
 from pdctl.engine import choices
-from pdctl.engine.models import tiny_model_dir
+from pdctl.engine.models import built_in_dir
 from pdctl.observe.aws import want_of
 from pdctl.observe.endpoints import Endpoint, Endpoints, Served, first_key
 from pdctl.observe.examine import ROUTER, Case, Model
@@ -205,9 +205,11 @@ def _not_asked(
 
 
 def _model(config: Config, place: Place, hosts: Mapping[str, Host]) -> Model:
-    if choices.is_tiny(config):
-        return Model(str(tiny_model_dir(place.cache)))
+    if choices.is_built_in(config):
+        return Model(str(built_in_dir(place.cache, config.model.id)))
     hub = str(place.hub) if place.hub else None
+    if place.hub and (downloaded := choices.source_path(config, place.hub)):
+        return Model(str(downloaded))
     if isinstance(config.target, LocalTarget) and THIS_MACHINE in hosts:
         hub = hosts[THIS_MACHINE].inherited_env().get("HF_HOME")
     return Model(config.model.id, config.model.revision, hub)

@@ -6,15 +6,18 @@ time: a router that forgot, or was not there, knows it then.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from pdctl.base.durations import format_duration
-from pdctl.base.errors import TemporaryError
-from pdctl.base.events import StepWaiting
+from pdctl.base.errors import TemporaryError, UsageError
+from pdctl.base.events import StepDone, StepStarted, StepWaiting
 from pdctl.base.words import listed
+from pdctl.config.model import Config
+from pdctl.deploy import audit
 from pdctl.deploy.world import World
 from pdctl.observe.engines import EngineView, RouterView, Setting, ask_engines
 from pdctl.state.model import DeploymentState, ProcessRecord
+from pdctl.state.store import StateStore
 
 _POLL_S = 0.3
 _WORD_EVERY_S = 15.0
@@ -23,6 +26,78 @@ DRAIN_LIMIT_S = 600.0
 _PROOF_LIMIT_S = 180.0
 
 Views = Sequence[RouterView]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one router says of one engine after a change.
+
+    Attributes:
+        drained: why it gets nothing new; empty when it does.
+        turns: requests of the router that still need it.
+        handles: of its blocks.
+    """
+
+    router: str
+    engine: str
+    drained: str
+    turns: int
+    handles: int
+
+    def as_dict(self) -> dict[str, object]:
+        """The shape in `drain --json`."""
+        return asdict(self)
+
+
+def require_switch(config: Config) -> None:
+    """Refuse routers that send requests wherever they like.
+
+    Raises:
+        UsageError: they are not pdctl's.
+    """
+    if config.router.kind != "pdctl":
+        raise UsageError("the example proxy cannot leave an engine out", where="key `router.kind`")
+
+
+def set_drained(
+    world: World,
+    store: StateStore,
+    state: DeploymentState,
+    names: Sequence[str],
+    why: str,
+    key: str | None,
+    *,
+    wait: bool,
+) -> list[Told]:
+    """Drain engines for a reason, or undrain them for none; with `wait`, until they are idle.
+
+    Raises:
+        PdctlError: a router does not answer or refuses, or requests do not end in time.
+    """
+    state = state.with_drained(names, why)
+    store.save(state)
+    routers = Routers.of(world, state, key)
+    routers.tell(state)
+    change = f"{'drain' if why else 'undrain'} {', '.join(names)}"
+    audit.note_on(world, routers.hosts, state.name, change)
+    if wait:
+        step, what = f"drain-{'+'.join(names)}", f"wait for what {listed(names)} still has"
+        began = world.monotonic()
+        world.listen(StepStarted(step, what))
+        routers.wait_idle(step, state, names)
+        world.listen(StepDone(step, what, world.monotonic() - began))
+    return look(world, state, names, key)
+
+
+def look(world: World, state: DeploymentState, names: Sequence[str], key: str | None) -> list[Told]:
+    """What the routers say of engines now; changes nothing."""
+    urls = {state.processes[name].url: name for name in names}
+    return [
+        Told(view.name, urls[engine.url], engine.drained, engine.turns, engine.handles)
+        for view in Routers.of(world, state, key).views()
+        for engine in view.engines.values()
+        if engine.url in urls
+    ]
 
 
 @dataclass(frozen=True)
@@ -47,6 +122,11 @@ class Routers:
         )
         return cls(world, records, key)
 
+    @property
+    def hosts(self) -> list[str]:
+        """Where they are."""
+        return [record.host for record in self.records]
+
     def tell(self, state: DeploymentState) -> Views:
         """Tell all of them everything that is recorded of engines.
 
@@ -54,6 +134,10 @@ class Routers:
             PdctlError: one does not answer, or refuses.
         """
         return self._ask(_setting_of(state))
+
+    def views(self) -> Views:
+        """What they say now."""
+        return self._ask(None)
 
     def wait_idle(self, step: str, state: DeploymentState, names: Collection[str]) -> str:
         """Until no router has a request that needs one of these engines.

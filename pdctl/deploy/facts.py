@@ -1,13 +1,15 @@
 """Looking at the world before planning. Changes nothing."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from pdctl.base.errors import BadAnswerError, NotFoundError
 from pdctl.base.process import Kept, ProcessSpec, RunningProcess
 from pdctl.config.model import Config
 from pdctl.deploy import folders
+from pdctl.deploy.prepare.router import ROUTER_TASK
+from pdctl.deploy.prepare.task import Task, look_at
 from pdctl.deploy.world import World
 from pdctl.engine import choices, example
 from pdctl.engine.install import InstallStep, pending
@@ -29,18 +31,21 @@ def gather(
     state: DeploymentState | None,
     *,
     marks: str,
+    tasks: Sequence[Task] = (),
 ) -> Facts:
     """The facts that `plan.build` needs.
 
     Args:
         marks: what the mark of every process of the deployment begins with.
+        tasks: what hosts need besides.
 
     Raises:
         NotFoundError: the model or the interpreter that the configuration names is not there.
     """
     _require_existing(world, config, deployment)
     _require_example(world, config, deployment)
-    _require_router(world, config, deployment)
+    if not any(task.id == ROUTER_TASK for task in tasks):
+        _require_router(world, config, deployment)
     now = dict(_now(world, state))
     alive = frozenset(now)
     found = {name: host.find(marks) for name, host in world.hosts.items()}
@@ -59,6 +64,7 @@ def gather(
         leftovers=tuple(leftovers(found, state, alive)),
         held_ports=tuple(_held_ports(world, deployment, found)),
         supervision={s.host: world.supervision(s.host) for s in deployment.processes},
+        tasks=look_at(tasks, world.hosts),
         now={name: kept.ref for name, kept in now.items() if kept.ref is not None},
     )
 

@@ -7,13 +7,15 @@ from pdctl.base.errors import NotFoundError, UsageError
 from pdctl.base.events import Listener, ignore
 from pdctl.base.explain import ADMIN_TENANT
 from pdctl.config.model import Config, LocalTarget, SshTarget
+from pdctl.deploy.prepare.everything import tasks_of
+from pdctl.deploy.prepare.model import hub_token
 from pdctl.deploy.survey import Wanted
 from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
 from pdctl.engine.example import is_archive, read_from_archive
 from pdctl.observe.endpoints import tenant_key
 from pdctl.render.deployment import render
-from pdctl.render.model import Secrets
+from pdctl.render.model import SHOWN, Secrets
 from pdctl.render.place import place_of
 from pdctl.render.spots import THIS_MACHINE
 from pdctl.targets.local import LocalHost
@@ -32,6 +34,7 @@ def wanted_of(config: Config, file: Path, secrets: Secrets, *, verify: bool = Tr
     """
     place = place_of(config)
     example = read_example(config)
+    shown = render(config, place, SHOWN, secrets, example)
     return Wanted(
         config=config,
         file=file,
@@ -40,6 +43,7 @@ def wanted_of(config: Config, file: Path, secrets: Secrets, *, verify: bool = Tr
         place=place,
         verify=verify,
         keys=keys_of(secrets),
+        tasks=tasks_of(config, place, shown, secrets),
     )
 
 
@@ -61,6 +65,7 @@ def read_secrets(config: Config) -> Secrets:
     return Secrets(
         engine_key=_key("engine.api_key_file", config.engine.api_key_file, first_line=True),
         client_keys=_key("router.api_keys_file", config.router.api_keys_file),
+        hf_token=hub_token() if isinstance(config.target, SshTarget) else None,
     )
 
 

@@ -60,6 +60,7 @@ def world_of(config: Config, listen: Listener = ignore, recorded: Iterable[str] 
             hosts,
             listen,
             prepare=lambda: _own_all(hosts.values(), tops, sudo=target.access.sudo),
+            trail=place_of(config).cache / audit.FILE_NAME,
             near=near_through(hosts),
             supervision=functools.cache(lambda name: services.choose(hosts[name], target)),
             leaving=frozenset(hosts.keys() - wanted.keys()),

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from pdctl import __version__
 from pdctl.base import paths
 from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
-from pdctl.base.events import Note, StepDone, StepFailed, StepSkipped, StepStarted
+from pdctl.base.events import Note, StepDone, StepFailed, StepProgress, StepSkipped, StepStarted
 from pdctl.base.process import ProcessRef, ProcessSpec, RunningProcess, Supervision
 from pdctl.config.digest import digest_of
 from pdctl.config.model import ExternalTarget
 from pdctl.deploy import audit, drains, facts, folders, gates, install, services, teardown, ttl
 from pdctl.deploy.interrupt import Interrupts
+from pdctl.deploy.prepare.model import size_on
+from pdctl.deploy.prepare.task import apply_on
 from pdctl.deploy.survey import Survey, Wanted
 from pdctl.deploy.world import World
 from pdctl.engine import choices
@@ -27,6 +29,7 @@ from pdctl.plan.model import (
     Install,
     MakeDirectories,
     Part,
+    Prepare,
     ProvePairs,
     ReturnTtl,
     Start,
@@ -49,7 +52,9 @@ from pdctl.state.store import StateStore
 from pdctl.targets import hostlog
 from pdctl.targets.base import Host
 
+_LOADED_PER_S = 200e6  # bytes, from a slow network disk
 _ROUTER_LIMIT_S = 60.0
+_LINE_LENGTH = 120
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,8 @@ class _Run:
                 return self._end_leftovers()
             case MakeDirectories():
                 return self._make_directories()
+            case Prepare():
+                return self._prepare(step, action)
             case Install():
                 return self._install(step, action)
             case WriteFiles():
@@ -220,7 +227,20 @@ class _Run:
         folders.make(self._world, self._deployment)
         made = [str(each.path) for each in self._deployment.directories]
         self._save(replace(self._state, directories=merged(self._state.directories, made)))
-        self._audit(f"make {len(made)} folders")
+        self._audit(f"make {len(made)} folders", *self._world.hosts)
+        return ""
+
+    def _prepare(self, step: Step, action: Prepare) -> str:
+        task = next(each for each in self._wanted.tasks if each.id == action.task)
+        hosts = [self._world.hosts[name] for name in action.hosts]
+
+        def tell(host: Host, line: str) -> None:
+            text = f"{host.name}: {line.strip()}"[:_LINE_LENGTH]
+            self._world.listen(StepProgress(step.id, text))
+
+        apply_on(task, hosts, tell)
+        for host in hosts:
+            self._audit(f"{task.what} on {host.name}")
         return ""
 
     def _install(self, step: Step, action: Install) -> str:
@@ -232,14 +252,15 @@ class _Run:
             install.apply(self._world, host, step.id, action, root=root, log=log)
             for host in self._engine_hosts()
         ]
-        self._audit(f"install {action.step.what} in {root}")
+        on = [host.name for host in self._engine_hosts()]
+        self._audit(f"{action.step.what} in {root}", *on)
         return results[0]
 
     def _write_files(self, action: WriteFiles) -> str:
         files = [file for file in self._deployment.files if str(file.path) in action.paths]
         for file in files:
             self._world.hosts[file.host].write_file(file.path, file.content, mode=file.mode)
-        self._audit(f"write {len(files)} files")
+        self._audit(f"write {len(files)} files", *(file.host for file in files))
         return ""
 
     def _choose_ports(self, action: ChoosePorts) -> str:
@@ -301,27 +322,30 @@ class _Run:
         self._save(state)
         routers = self._routers()
         routers.tell(state)
-        self._audit(f"drain {', '.join(action.names)}")
+        self._audit(f"drain {', '.join(action.names)}", *routers.hosts)
         return routers.wait_idle(step.id, state, action.names)
 
     def _part(self, action: Part) -> str:
         self._save(self._state.with_generation(action.names, action.generation))
-        self._routers().tell(self._state)
-        self._audit(f"let {', '.join(action.names)} work with each other only")
+        routers = self._routers()
+        routers.tell(self._state)
+        self._audit(f"let {', '.join(action.names)} work with each other only", *routers.hosts)
         return ""
 
     def _admit(self, action: Admit) -> str:
         """But for those that somebody drained by hand."""
         mine = [name for name in action.names if self._state.drained.get(name) == BY_UP]
         self._save(self._state.with_drained(mine, ""))
-        self._routers().tell(self._state)
-        self._audit(f"admit {', '.join(mine)}")
+        routers = self._routers()
+        routers.tell(self._state)
+        self._audit(f"admit {', '.join(mine)}", *routers.hosts)
         return ""
 
     def _end_generations(self) -> str:
         self._save(replace(self._state, generations={}))
-        self._routers().tell(self._state)
-        self._audit("all engines work together again")
+        routers = self._routers()
+        routers.tell(self._state)
+        self._audit("let all engines work together again", *routers.hosts)
         return ""
 
     # --- processes ----------------------------------------------------------------------
@@ -354,7 +378,8 @@ class _Run:
             )
             started = replace(record, ref=ref, started_at=self._world.now())
             self._save(self._state.with_process(started))
-        self._audit(f"start {spec.name} pid={ref.pid} port={spec.port} log={record.log}")
+        said = f"start {spec.name} pid={ref.pid} port={spec.port} log={record.log}"
+        self._audit(said, spec.host)
         return f"pid {ref.pid}, port {spec.port}"
 
     def _wait_healthy(self, step: Step, action: WaitHealthy) -> str:
@@ -394,8 +419,8 @@ class _Run:
         self._state = state
         self._store.save(state)
 
-    def _audit(self, change: str) -> None:
-        audit.note(self._wanted.config.name, change)
+    def _audit(self, change: str, *hosts: str) -> None:
+        audit.note_on(self._world, hosts, self._wanted.config.name, change)
 
     def _host(self, spec: ProcessSpec) -> Host:
         return self._world.hosts[spec.host]
@@ -407,7 +432,12 @@ class _Run:
     def _start_limit(self) -> float:
         target = self._wanted.config.target
         assert not isinstance(target, ExternalTarget)
-        return target.start_timeout
+        hosts = [self._world.hosts[s.host] for s in self._deployment.processes]
+        place, config = self._wanted.place, self._wanted.config
+        size = max((size_on(host, config, place) for host in set(hosts)), default=0)
+        # What is written in the file is meant; the default knows nothing of the model's size.
+        more = 0.0 if "start_timeout" in target.model_fields_set else size / _LOADED_PER_S
+        return target.start_timeout + more
 
     def _tell_what_runs(self, *, interrupted: bool) -> None:
         name = self._wanted.config.name

@@ -30,7 +30,7 @@ def choose(host: Host, target: SshTarget) -> Supervision:
         return "process"
     if not host.exists(_RUNS_SYSTEMD):
         missing = "systemd does not run on the host"
-    elif not (_is_root(host) or (target.access.sudo and can_be_root(host))):
+    elif not can_be_root(host, sudo=target.access.sudo):
         missing = "root is needed for units, and cannot be had"
     else:
         return "systemd"
@@ -41,10 +41,6 @@ def choose(host: Host, target: SshTarget) -> Supervision:
             hints=["with `process` pdctl's own supervisor keeps them running"],
         )
     return "process"
-
-
-def _is_root(host: Host) -> bool:
-    return host.run(command("id", "-u"), timeout=_LIMIT_S).stdout.strip() == "0"
 
 
 def log_of(spec: ProcessSpec, deployment: str, place: Place, supervision: Supervision) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pdctl.config.model import Config
 from pdctl.deploy import facts
+from pdctl.deploy.prepare.task import Task
 from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
 from pdctl.plan.build import build
@@ -29,6 +30,7 @@ class Wanted:
         place: where its things are on the hosts.
         verify: whether the two-turn proof is part of it.
         keys: for what is changed over HTTP.
+        tasks: what its hosts need besides.
     """
 
     config: Config
@@ -38,6 +40,7 @@ class Wanted:
     place: Place
     verify: bool = True
     keys: Keys = field(default_factory=Keys)
+    tasks: tuple[Task, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ def survey(
     shown = wanted.rendered(SHOWN)
     chosen = kept(shown.processes, state)
     deployment = wanted.rendered(chosen)
-    seen = facts.gather(world, wanted.config, deployment, state, marks=wanted.marks)
+    seen = facts.gather(
+        world, wanted.config, deployment, state, marks=wanted.marks, tasks=wanted.tasks
+    )
     if lost := _lost_ports(chosen, seen):
         chosen = kept(shown.processes, state, not_again={held.process for held in lost})
         deployment = wanted.rendered(chosen)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from pdctl.base.command import command
 from pdctl.base.errors import BadAnswerError
 from pdctl.base.events import Note, StepDone, StepSkipped, StepStarted
 from pdctl.base.process import ProcessRef, RunningProcess
@@ -13,9 +14,14 @@ from pdctl.deploy.world import World
 from pdctl.render.model import Place
 from pdctl.state.model import DeploymentState, ProcessRecord
 from pdctl.state.store import StateStore
+from pdctl.targets.base import Host
 
 _NO_STATE_LIMIT_S = 10.0
+_LOOK_LIMIT_S = 20.0
 _KEPT = frozenset({"logs"})
+_OURS = ("control", "plugin", "example", "keys", "tmp")
+_SHARED = ("engines", "models", "plugins")
+"""What deployments of a host share, in `base_dir`."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,44 @@ def tear_down(
     _prove(world, records, marks)
     folders = _remove_folders(world, place, state)
     store.remove()
-    audit.note(store.name, "down: nothing is left")
+    audit.note_on(world, world.hosts, store.name, "down: nothing is left")
     logs = str(place.state / "logs")
     return Removed(tuple(ended), tuple(leftovers), tuple(folders), logs)
+
+
+def purge(world: World, name: str, place: Place) -> list[str]:
+    """Remove what `down` leaves: logs, and on other machines what no other deployment can use.
+
+    Call it when nothing of the deployment runs any more. Audit logs stay, and what is not pdctl's.
+    On this machine engines and models are every deployment's, and stay too.
+
+    Returns:
+        What was removed, `host: path`.
+    """
+    removed: list[str] = []
+    for host_name, host in world.hosts.items():
+        gone: list[PurePosixPath] = []
+        if world.trail is None:
+            gone = [place.state / folder for folder in (*_KEPT, *_OURS)]
+        else:
+            gone = [place.state]
+            others = _other_deployments(host, place)
+            gone += [] if others else [place.cache / folder for folder in _SHARED]
+            if others:
+                world.listen(Note(f"{host_name}: {', '.join(others)} may need engines and models"))
+        there = [path for path in gone if host.exists(path)]
+        for path in there:
+            host.remove_tree(path)
+        removed += [f"{host_name}: {path}" for path in there]
+        if there:
+            said = f"purge {', '.join(map(str, there))}"
+            audit.note_on(world, [host_name], name, said)
+    return removed
+
+
+def _other_deployments(host: Host, place: Place) -> list[str]:
+    listed = host.run(command("ls", "-A", "--", str(place.state.parent)), timeout=_LOOK_LIMIT_S)
+    return [each for each in listed.stdout.splitlines() if each != place.state.name]
 
 
 def find_marked(world: World, marks: str) -> list[tuple[str, RunningProcess]]:
@@ -100,7 +141,8 @@ def end_leftovers(
         host = world.hosts[host_name]
         if not host.alive(process.ref):
             continue  # it belonged to one that was ended before it
-        audit.note(name, f"end leftover pid={process.ref.pid} mark={process.ref.mark}")
+        change = f"end leftover pid={process.ref.pid} mark={process.ref.mark}"
+        audit.note_on(world, [host_name], name, change)
         host.stop(process.ref, timeout=timeout)
         world.listen(Note(f"ended pid {process.ref.pid}, which an interrupted run left"))
         ended.append(process.ref.pid)
@@ -118,7 +160,8 @@ def end_process(world: World, name: str, record: ProcessRecord, timeout: float) 
         return None
     host = world.hosts[record.host]
     gone = not host.alive(ref)
-    audit.note(name, f"stop {record.name} pid={ref.pid}{' (gone before)' if gone else ''}")
+    change = f"stop {record.name} pid={ref.pid}{' (gone before)' if gone else ''}"
+    audit.note_on(world, [record.host], name, change)
     if not host.stop(ref, timeout=timeout):
         raise _will_not_end([f"{record.name}: pid {ref.pid} or a child of it"], host.name)
     return Ended(record.name, ref.pid, gone)

@@ -144,9 +144,9 @@ def set_ttl(
         # What the routers offer now is safe with the new value too.
         kept = change.decodes()
         routers = change.routers()
-    audit.note(
-        state.name, f"set the TTL: decode {wanted.decoder_ttl:g} s, routers {wanted.router_ttl:g} s"
-    )
+    hosts = [record.host for record in state.processes.values() if record.role != "prefill"]
+    said = f"set the TTL: decode {wanted.decoder_ttl:g} s, routers {wanted.router_ttl:g} s"
+    audit.note_on(world, hosts, state.name, said)
     return Changed(kept, routers)
 
 

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from pdctl.base.events import Listener, ignore
 from pdctl.base.process import Supervision
@@ -43,6 +44,8 @@ class World:
         monotonic, sleep: for limits.
         suffix: new at every call.
         prepare: makes the hosts such that folders can be made on them.
+        trail: file on each host that gets a line for every change; None on this machine, which
+            keeps its own.
         near: URL at which this machine reaches what a process serves, given its record.
         supervision: what is to keep the processes of a host running, given its name.
         leaving: hosts that the configuration has no more, and that still have processes of it.
@@ -56,6 +59,7 @@ class World:
     sleep: Callable[[float], None] = time.sleep
     suffix: Callable[[], str] = field(default=new_suffix)
     prepare: Callable[[], None] = nothing
+    trail: PurePosixPath | None = None
     near: Callable[[Served], str] = own_url
     supervision: Callable[[str], Supervision] = by_nothing
     leaving: frozenset[str] = frozenset()

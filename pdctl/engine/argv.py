@@ -32,6 +32,7 @@ class EnginePaths:
         status: where the plugin says which levers are active.
         plugin: the plugin bundle, or None without it.
         hub: where downloaded models are kept; None for the user's usual place.
+        compiled: what is compiled at the first start; None for the usual places.
     """
 
     temp: PurePosixPath
@@ -39,6 +40,7 @@ class EnginePaths:
     status: PurePosixPath
     plugin: PurePosixPath | None
     hub: PurePosixPath | None = None
+    compiled: PurePosixPath | None = None
 
     @property
     def ttl_file(self) -> PurePosixPath:
@@ -98,6 +100,7 @@ def engine_command(
         **_common_env(paths),
         "VLLM_NIXL_SIDE_CHANNEL_HOST": address,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
+        **_cache_env(paths),
         **_model_env(config, paths),
         **_device_env(config, role, gpus),
         **_plugin_env(config, role, paths),
@@ -106,7 +109,7 @@ def engine_command(
     }
     if config.engine.api_key_file is not None:
         env["VLLM_API_KEY"] = secrets.api_key or Secret("")
-    if secrets.hf_token is not None and not choices.is_offline(config):
+    if secrets.hf_token is not None and "HF_HUB_OFFLINE" not in env:
         env["HF_TOKEN"] = secrets.hf_token
     return Command(
         parts=(python, "-m", API_SERVER, *arguments),
@@ -175,12 +178,27 @@ def _common_env(paths: EnginePaths) -> dict[str, Part]:
     }
 
 
+def _cache_env(paths: EnginePaths) -> dict[str, Part]:
+    """What is compiled once is there after a restart and a reboot."""
+    if paths.compiled is None:
+        return {}
+    return {
+        "CUDA_CACHE_PATH": str(paths.compiled / "cuda"),
+        "FLASHINFER_WORKSPACE_BASE": str(paths.compiled),
+        "TORCHINDUCTOR_CACHE_DIR": str(paths.compiled / "inductor"),
+        "TRITON_CACHE_DIR": str(paths.compiled / "triton"),
+        "VLLM_CACHE_ROOT": str(paths.compiled / "vllm"),
+    }
+
+
 def _model_env(config: Config, paths: EnginePaths) -> dict[str, Part]:
     env: dict[str, Part] = {}
     if choices.is_offline(config):
         env["HF_HUB_OFFLINE"] = "1"
     elif paths.hub is not None:
         env["HF_HOME"] = str(paths.hub)
+        if choices.is_fetched(config):
+            env["HF_HUB_OFFLINE"] = "1"  # all is there, and every engine has the same
     if config.kv.layout is not None:
         env["VLLM_KV_CACHE_LAYOUT"] = config.kv.layout
     return env

@@ -1,11 +1,23 @@
 """What a configuration leaves to pdctl, decided in one place: versions, backends, devices, TTL."""
 
+import hashlib
+from pathlib import PurePosixPath
 from typing import Literal
 
-from pdctl.config.model import TINY_MODEL, Config, Ec2Target, LocalTarget, Role
+from pdctl.config.model import (
+    SMALL_MODEL,
+    TINY_MODEL,
+    Config,
+    Ec2Target,
+    LocalTarget,
+    Role,
+    SshTarget,
+)
 from pdctl.engine import example, versions
 from pdctl.engine.ttl import safe_router_ttl
 from pdctl.engine.versions import Backend, Traits
+
+_MORE_FROM_HUB = frozenset({"--tokenizer", "--hf-config-path", "--lora-modules"})
 
 EngineRole = Literal["prefill", "decode"]
 ENGINE_ROLES: tuple[EngineRole, ...] = ("prefill", "decode")
@@ -78,9 +90,9 @@ def router_ttl(config: Config) -> float:
     return safe_router_ttl(config.kv.decoder_ttl)
 
 
-def is_tiny(config: Config) -> bool:
-    """Whether the model is the one pdctl makes."""
-    return config.model.id == TINY_MODEL
+def is_built_in(config: Config) -> bool:
+    """Whether the model is one that pdctl makes."""
+    return config.model.id in (TINY_MODEL, SMALL_MODEL)
 
 
 def is_path(model_id: str) -> bool:
@@ -89,5 +101,31 @@ def is_path(model_id: str) -> bool:
 
 
 def is_offline(config: Config) -> bool:
-    """Whether the engine needs nothing from the hub."""
-    return is_tiny(config) or is_path(config.model.id)
+    """Whether the model needs nothing from the hub."""
+    built_in = is_built_in(config)
+    return built_in or is_path(config.model.id) or model_source(config) is not None
+
+
+def model_source(config: Config) -> str | None:
+    """An S3 prefix with the model's files."""
+    return config.target.model_source if isinstance(config.target, SshTarget) else None
+
+
+def source_path(config: Config, hub: PurePosixPath) -> PurePosixPath | None:
+    """Folder on the hosts of a model that comes from such a prefix."""
+    source = model_source(config)
+    if source is None:
+        return None
+    digest = hashlib.sha256(f"{source}@{config.model.revision}".encode()).hexdigest()[:8]
+    return hub / "s3" / f"{source.rstrip('/').rpartition('/')[2]}-{digest}"
+
+
+def is_fetched(config: Config) -> bool:
+    """Whether pdctl downloads all that the engine would ask the hub for."""
+    if not isinstance(config.target, SshTarget) or is_offline(config):
+        return False
+    more = [*config.model.extra_args, *config.prefill.extra_args, *config.decode.extra_args]
+    speculative = config.model.speculative or {}
+    return "model" not in speculative and not any(
+        word.partition("=")[0] in _MORE_FROM_HUB for word in map(str, more)
+    )

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import aiohttp
 
@@ -35,6 +35,7 @@ class RoleStatus:
         version: vLLM's, or pdctl's for the router; None when it does not say.
         age_s: seconds since `up` started it; None when it is gone.
         restarts: how often it was started again since; None where nothing would.
+        drained: why the routers send it nothing new; empty when they do.
     """
 
     role: RoleName
@@ -49,6 +50,7 @@ class RoleStatus:
     age_s: float | None = None
     restarts: int | None = None
     ref: ProcessRef | None = None
+    drained: str = ""
 
     @property
     def name(self) -> str:
@@ -67,6 +69,7 @@ class RoleStatus:
             "version": self.version,
             "engine_id": self.engine_id,
             **({} if self.restarts is None else {"restarts": self.restarts}),
+            **({"drained": self.drained} if self.drained else {}),
         }
 
 
@@ -122,7 +125,8 @@ async def read_status(
     """
     records = sorted(state.processes.values(), key=lambda r: (ROLES.index(r.role), r.index))
     async with aiohttp.ClientSession() as session:
-        roles = await asyncio.gather(*(_read_role(session, hosts, each, near) for each in records))
+        found = await asyncio.gather(*(_read_role(session, hosts, each, near) for each in records))
+    roles = [replace(role, drained=state.drained.get(role.name, "")) for role in found]
     now = tuple(r.ref for r in sorted(roles, key=lambda r: r.name) if r.ref is not None)
     proof = state.proof if state.proof and state.proof.processes == now else None
     return Status(

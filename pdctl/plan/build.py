@@ -22,6 +22,7 @@ from pdctl.plan.model import (
     MakeDirectories,
     Part,
     Plan,
+    Prepare,
     ProvePairs,
     ReturnTtl,
     Start,
@@ -143,9 +144,12 @@ class _Work:
         routers = tuple(s for s in self.deployment.processes if s.role == "router")
         first = tuple(s for s in engines if s.name not in rolled)
         yield from self._leftovers()
+        yield from self._tasks("machine")
         yield self._directories()
         yield from self._engine()
-        yield self._model()
+        yield from self._tasks("software")
+        if not any(task.id == "model" for task in self.facts.tasks):
+            yield self._model()
         yield self._files()
         yield from self._ttl()
         early = _first_key(self.state, engines)
@@ -333,6 +337,19 @@ class _Work:
             return _nothing("directories", what, "it needs none")
         why = "logs, sockets and control files of this deployment, private to this user"
         return Step("directories", what, why, True, MakeDirectories())
+
+    def _tasks(self, phase: str) -> Iterator[Step]:
+        for task in self.facts.tasks:
+            if task.phase != phase:
+                continue
+            if not task.todo:
+                yield _nothing(task.id, task.what, task.done)
+                continue
+            why = "; ".join(f"{host}: {reason}" for host, reason in task.todo[:_SHOWN_DIFFERENCES])
+            if (more := len(task.todo) - _SHOWN_DIFFERENCES) > 0:
+                why += f"; and {more} more hosts"
+            action = Prepare(task.id, tuple(host for host, _ in task.todo))
+            yield Step(task.id, task.what, why, True, action)
 
     def _engine(self) -> Iterator[Step]:
         recipe = self.deployment.recipe

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pdctl.base.process import ProcessRef, RunningProcess, Supervision
 
@@ -16,6 +17,22 @@ class HeldPort:
 
     def __str__(self) -> str:
         return f"port {self.port} is held by {self.holder}, which {self.process} needs"
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """One thing that hosts need.
+
+    Attributes:
+        id, what, done, phase: as in `deploy.prepare.task.Task`.
+        todo: names of hosts where there is something to do, each with the reason.
+    """
+
+    id: str
+    what: str
+    done: str
+    phase: Literal["machine", "software"]
+    todo: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,6 +52,7 @@ class Facts:
         leftovers: processes with this deployment's mark that belong to none of `alive`.
         held_ports: ports in the way, but for those that the deployment's own processes hold.
         supervision: by host, what is to keep its processes running.
+        tasks: what hosts need besides, in order.
         now: by name, what the recorded processes that live are now, started again or not.
     """
 
@@ -50,4 +68,5 @@ class Facts:
     leftovers: tuple[RunningProcess, ...] = ()
     held_ports: tuple[HeldPort, ...] = ()
     supervision: Mapping[str, Supervision] = field(default_factory=dict)
+    tasks: tuple[TaskFacts, ...] = ()
     now: Mapping[str, ProcessRef] = field(default_factory=dict)

@@ -20,6 +20,14 @@ class MakeDirectories:
 
 
 @dataclass(frozen=True)
+class Prepare:
+    """Do one task on the hosts that need it."""
+
+    task: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Install:
     """Apply one step of a recipe; `reset` removes the whole environment first."""
 
@@ -109,6 +117,7 @@ class Verify:
 Action = (
     EndLeftovers
     | MakeDirectories
+    | Prepare
     | Install
     | WriteFiles
     | ChoosePorts

@@ -10,7 +10,7 @@ from pdctl.engine.argv import EnginePaths, EngineSecrets, engine_command
 from pdctl.engine.choices import ENGINE_ROLES, EngineRole
 from pdctl.engine.environment import engine_python, recipe_of
 from pdctl.engine.example import is_archive
-from pdctl.engine.models import tiny_model_dir, tiny_model_step
+from pdctl.engine.models import built_in_dir, built_in_step
 from pdctl.engine.plugin_bundle import bundle_files, bundle_name
 from pdctl.engine.validate import notices
 from pdctl.render.model import (
@@ -69,7 +69,8 @@ def render(
         for spot in spots
         if spot.role == "router"
     ]
-    makes_model = choices.is_tiny(config) and not external
+    makes_model = choices.is_built_in(config) and not external
+    model = config.model.id
     return Deployment(
         name=config.name,
         processes=(*engines, *routers),
@@ -81,9 +82,16 @@ def render(
             *_supervisor_files(config, place, spots),
         ),
         recipe=recipe,
-        model_step=tiny_model_step(place.cache, python=python) if makes_model else None,
+        model_step=built_in_step(place.cache, model, python=python) if makes_model else None,
         notices=tuple(notices(config)),
     )
+
+
+def _model(config: Config, place: Place) -> str:
+    if choices.is_built_in(config):
+        return str(built_in_dir(place.cache, config.model.id))
+    downloaded = choices.source_path(config, place.hub) if place.hub else None
+    return config.model.id if downloaded is None else str(downloaded)
 
 
 def _engine(
@@ -93,7 +101,7 @@ def _engine(
         config,
         _engine_role(spot),
         python=python,
-        model=str(tiny_model_dir(place.cache)) if choices.is_tiny(config) else config.model.id,
+        model=_model(config, place),
         address=spot.address,
         port=spot.port,
         side_channel_port=spot.side_channel_port or 0,
@@ -137,6 +145,7 @@ def _paths(config: Config, place: Place, spot: Spot) -> EnginePaths:
         status=place.state / "plugin" / spot.name,
         plugin=place.cache / "plugins" / bundle_name(bundle_files()) if on else None,
         hub=place.hub,
+        compiled=place.compiled,
     )
 
 

@@ -30,6 +30,7 @@ class Place:
         pdctl_python: interpreter that has pdctl, for the router.
         torch_index: an extra package index for torch, or None.
         hub: where engines keep downloaded models; None for the user's usual place.
+        compiled: where engines keep what they compile; None for the user's usual places.
     """
 
     cache: PurePosixPath
@@ -39,6 +40,7 @@ class Place:
     pdctl_python: str
     torch_index: str | None = None
     hub: PurePosixPath | None = None
+    compiled: PurePosixPath | None = None
 
 
 @dataclass(frozen=True)

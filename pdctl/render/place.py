@@ -15,7 +15,7 @@ def place_of(config: Config) -> Place:
     torch_index = os.environ.get(TORCH_INDEX_ENV) or None
     if isinstance(config.target, SshTarget | Ec2Target):
         base = PurePosixPath(config.target.base_dir)
-        model_dir = config.target.model_dir if isinstance(config.target, SshTarget) else None
+        models = _models(config.target, base)
         return Place(
             cache=base,
             state=base / "deployments" / config.name,
@@ -23,9 +23,19 @@ def place_of(config: Config) -> Place:
             default_python="python3",
             pdctl_python=str(base / "pdctl" / "bin" / "python"),
             torch_index=torch_index,
-            hub=PurePosixPath(model_dir) if model_dir else base / "models" / "hub",
+            hub=models,
+            compiled=base / "compiled",
         )
     return place_here(config.name)
+
+
+def _models(target: SshTarget | Ec2Target, base: PurePosixPath) -> PurePosixPath:
+    if isinstance(target, SshTarget):
+        if target.model_dir is not None:
+            return PurePosixPath(target.model_dir)
+        if target.nvme is not None:
+            return PurePosixPath(target.nvme) / "models"
+    return base / "models" / "hub"
 
 
 def place_here(name: str) -> Place:

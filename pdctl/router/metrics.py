@@ -10,6 +10,9 @@ from pdctl.router.actions import Report
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
+ALARMS = ("prompt_mismatch", "audit_breach")
+"""The kinds of alarms."""
+
 
 class RouterMetrics:
     """Counts what turns were; labels are from small closed sets."""
@@ -55,6 +58,12 @@ class RouterMetrics:
         self.retained = Gauge(
             names.ROUTER_RETAINED_TOKENS, "Tokens that decode retains", ["decode"], registry=add
         )
+        self.capacity = Gauge(
+            names.ROUTER_CAPACITY_TOKENS,
+            "Tokens that decode has room for",
+            ["decode"],
+            registry=add,
+        )
         self.pair_ok = Gauge(
             names.ROUTER_PAIR_OK, "1 when reuse was proven", ["prefill", "decode"], registry=add
         )
@@ -64,7 +73,9 @@ class RouterMetrics:
         self.alarms = Counter(
             names.ROUTER_ALARMS, "What must not happen, by kind", ["kind"], registry=add
         )
-
+        for kind in ALARMS:
+            # A counter that first appears at 1 has not grown, for who watches its growth.
+            self.alarms.labels(kind)
         self.audits = Counter(
             names.ROUTER_AUDITS, "Turns run again cold, by result", ["result"], registry=add
         )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 import orjson
@@ -78,9 +79,15 @@ class Watcher:
 
     async def _keep_house(self) -> None:
         await self.sweep()
-        for pair in self._shared.fleet.pairs.values():
-            ok = self._shared.metrics.pair_ok.labels(pair.prefill, pair.decode)
-            ok.set(pair.verdict == "ok")
+        fleet, metrics = self._shared.fleet, self._shared.metrics
+        for pair in fleet.pairs.values():
+            key = (pair.prefill, pair.decode)
+            # Those that are not to work together are never probed, and nothing is wrong with them.
+            if fleet.together(*key):
+                metrics.pair_ok.labels(*key).set(pair.verdict == "ok")
+            else:
+                with suppress(KeyError):
+                    metrics.pair_ok.remove(*key)
         self._tell()
 
     async def _look_at(self, engine: Engine) -> None:
@@ -208,8 +215,10 @@ class Watcher:
                 # Decode's own TTL may be far longer than the router's.
                 let_go(self._shared, handle, "expired")
         totals = await self._shared.store.totals()
-        for url in self._shared.fleet.decode:
+        for url, engine in self._shared.fleet.decode.items():
             total = totals.get(url, Total())
+            if engine.capacity_tokens is not None:
+                self._shared.metrics.capacity.labels(url).set(engine.capacity_tokens)
             self._shared.metrics.handles.labels(url).set(total.handles)
             self._shared.metrics.retained.labels(url).set(total.tokens)
 

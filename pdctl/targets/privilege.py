@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 from pdctl.base.command import command
 from pdctl.base.errors import PdctlError, PermissionDeniedError
-from pdctl.targets.base import Host, Result
+from pdctl.targets.base import Host, OutputSink, Result
 
 _LIMIT_S = 30.0
 # What is written comes on standard input, so that no secret is an argument.
@@ -20,11 +20,15 @@ def root_words(host: Host) -> tuple[str, ...]:
     return () if result.stdout.strip() == "0" else ("sudo", "-n")
 
 
-def can_be_root(host: Host) -> bool:
-    """Whether this user is root, or may become it without a password."""
+def can_be_root(host: Host, *, sudo: bool = True) -> bool:
+    """Whether this user is root, or may become it without a password.
+
+    Args:
+        sudo: whether that may be tried.
+    """
     words = root_words(host)
-    if not words:
-        return True
+    if not words or not sudo:
+        return not words
     try:
         return host.run(command(*words, "true"), timeout=_LIMIT_S).ok
     except PdctlError:  # there is no sudo
@@ -32,7 +36,11 @@ def can_be_root(host: Host) -> bool:
 
 
 def run_as_root(
-    host: Host, *words: str, timeout: float = _LIMIT_S, stdin: bytes | None = None
+    host: Host,
+    *words: str,
+    timeout: float = _LIMIT_S,
+    stdin: bytes | None = None,
+    on_line: OutputSink | None = None,
 ) -> Result:
     """Run to the end as root.
 
@@ -40,7 +48,9 @@ def run_as_root(
         PermissionDeniedError: `sudo -n` does not let us.
         PdctlError: the command failed.
     """
-    result = host.run(command(*root_words(host), *words), timeout=timeout, stdin=stdin)
+    result = host.run(
+        command(*root_words(host), *words), timeout=timeout, stdin=stdin, on_line=on_line
+    )
     if result.ok:
         return result
     said = [line for line in result.stderr.strip().splitlines() if line.strip()][-4:]

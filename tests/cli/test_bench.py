@@ -2,14 +2,12 @@
 
 import json
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdctl.bench import files, run
-from pdctl.observe.verify import VerifyOptions
 from tests.cli.conftest import Serve
 from tests.cli.helpers import CliResult, run_cli
 from tests.observe.fakes import FakeEngine
@@ -84,7 +82,7 @@ def test_the_tables_in_words(serve: Serve, tmp_path: Path) -> None:
 def test_nothing_is_measured_when_reuse_is_not_proven(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "VerifyOptions", partial(VerifyOptions, ready_s=0.0))
+    monkeypatch.setattr(run, "_READY_S", 0.0)
     decode = FakeEngine("decode", bidirectional=False)
     pair, file = serve(decode=decode, canary="decode returned no handle")
     result = bench(file, tmp_path / "r", "--lengths", "100", "--json")
@@ -123,7 +121,7 @@ def test_engines_that_serve_others_are_told(serve: Serve, tmp_path: Path) -> Non
     _, file = serve(keeps=True)
     result = bench(file, tmp_path / "r", "--lengths", "100", "--settle", "0")
     assert result.exit_code == 75
-    assert "the engines still hold blocks 0 s after the last turn: 50.0%" in result.stderr
+    assert "decode still holds blocks 0 s after the last turn: 50.0%" in result.stderr
 
 
 def test_what_was_cut_short_is_kept_and_can_go_on(serve: Serve, tmp_path: Path) -> None:

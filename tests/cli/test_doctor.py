@@ -21,10 +21,9 @@ from pdctl.doctor.checks import CHECKS
 from pdctl.state.bundle import CONTENTS, FACTS, save_bundle
 from pdctl.targets.base import Host, OutputSink, Result
 from pdctl.targets.local import LocalHost
+from tests.cli.conftest import Serve
 from tests.cli.deployed import Deployed
 from tests.cli.helpers import CliResult, run_cli
-from tests.cli.test_verify import Serve
-from tests.cli.test_verify import serve as serve
 from tests.doctor import cases
 from tests.observe.fakes import FakeEngine
 

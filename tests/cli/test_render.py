@@ -127,3 +127,49 @@ def test_a_role_that_is_not_there(tmp_path: Path) -> None:
 
 def test_an_unknown_format_is_a_usage_error(file: str) -> None:
     assert run_cli("render", "-f", file, "--format", "toml").exit_code == ExitCode.USAGE
+
+
+def test_monitoring_of_a_deployment_is_written_file_by_file(file: str, tmp_path: Path) -> None:
+    out = tmp_path / "mon"
+    for what in ("dashboard", "prometheus", "alerts"):
+        result = run_cli("render", what, "-f", file, "--out", str(out))
+        assert result.exit_code == ExitCode.OK, result.stderr
+    assert {path.name for path in out.iterdir()} == {
+        "pair-dashboard.json",
+        "pair-prometheus.yml",
+        "pair-alerts.yml",
+    }
+    assert json.loads((out / "pair-dashboard.json").read_text())["title"] == "pdctl: pair"
+    scrape = run_cli("render", "prometheus", "-f", file, "--json").json
+    assert scrape["rule_files"] == ["pair-alerts.yml"]
+    servers = scrape["scrape_configs"][0]["static_configs"]
+    assert [each["labels"]["process"] for each in servers] == [
+        "prefill-0",
+        "decode-0",
+        "router-0",
+    ]
+
+
+def test_engines_that_something_else_runs_are_scraped_where_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "pd.yaml"
+    path.write_text(
+        "name: pair\nmodel: {id: m}\n"
+        "target: {kind: external, prefill: ['http://p:1'], decode: ['http://d:1']}\n"
+    )
+    made = run_cli("render", "prometheus", "-f", str(path), "--json").json
+    servers = made["scrape_configs"][0]["static_configs"]
+    assert [each["targets"] for each in servers] == [["p:1"], ["d:1"], ["127.0.0.1:8000"]]
+
+
+def test_an_address_that_nobody_knows_yet_is_not_made_up(file: str) -> None:
+    Path(file).write_text(TEXT + "router: {port: 0}\n")
+    result = run_cli("render", "prometheus", "-f", file)
+    assert result.exit_code == ExitCode.USAGE
+    assert "where `router-0` answers is not known before it is started" in result.stderr
+    assert result.stdout == ""
+
+
+def test_monitoring_has_no_roles_and_formats(file: str) -> None:
+    result = run_cli("render", "alerts", "-f", file, "--role", "router")
+    assert result.exit_code == ExitCode.USAGE
+    assert "one form" in result.stderr

@@ -159,7 +159,7 @@ STRUCTURE: dict[str, list[str]] = {
     "hello": ["pd.yaml:1:1: expected keys such as `name:` and `model:` at the top level"],
     "name: x\nmodel: {}\ntarget: {kind: local}": [
         "pd.yaml:2:1 model.id: is missing (hub id, path (`/…`, `./…`), "
-        "or `pdctl/tiny-random` for the built-in offline model)"
+        "or `pdctl/tiny-random` for a built-in offline model)"
     ],
     "name: x\nmodel: Qwen/Qwen3-32B\ntarget: {kind: local}": [
         "pd.yaml:2:8 model: found `Qwen/Qwen3-32B`, expected keys such as `id` "

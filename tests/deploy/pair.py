@@ -14,6 +14,7 @@ from pdctl.base.events import Event
 from pdctl.base.process import ProcessSpec, RoleName, Supervision, marked
 from pdctl.config.model import Config
 from pdctl.deploy import runner
+from pdctl.deploy.prepare.task import Task
 from pdctl.deploy.runner import Outcome, Proven
 from pdctl.deploy.survey import Survey, Wanted, survey
 from pdctl.deploy.teardown import Removed, tear_down
@@ -70,6 +71,7 @@ class Pair:
     model_step: InstallStep | None = None
     proofs: int = 0
     supervision: Supervision = "none"
+    tasks: tuple[Task, ...] = ()
     host: Host = field(default_factory=LocalHost)
 
     def render(self, chosen: Chosen) -> Deployment:
@@ -147,7 +149,10 @@ class Pair:
         return f"{paths.deployment_dir(NAME)}/"
 
     def wanted(self, *, verify: bool = True) -> Wanted:
-        return Wanted(self.config, Path("pd.yaml"), self.marks, self.render, self.place, verify)
+        return Wanted(
+            *(self.config, Path("pd.yaml"), self.marks, self.render, self.place, verify),
+            tasks=self.tasks,
+        )
 
     def up(self, *, verify: bool = True, world: World | None = None) -> Outcome:
         """As the command does it, with the lock, but for the questions."""

@@ -3,10 +3,12 @@
 import asyncio
 import os
 import signal
+import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -22,6 +24,7 @@ from pdctl.base.events import Event, Note, StepDone
 from pdctl.config.model import Config, SshTarget
 from pdctl.deploy import facts, reach
 from pdctl.deploy.world import World
+from pdctl.engine.install import pip_recipe
 from pdctl.observe.status import Status, read_status
 from pdctl.render.deployment import render
 from pdctl.render.place import place_of
@@ -132,6 +135,56 @@ def test_a_host_that_does_not_answer_is_one_of_several(far_pair: Pair) -> None:
     assert "localhost: port 1 cannot be connected to" in found.roles[0].problem
     gone = asyncio.run(read_status({}, far_pair.state()))
     assert "has no host `localhost` any more" in gone.roles[0].problem
+
+
+def wheel(folder: Path, name: str, version: str, needs: str = "") -> None:
+    """An empty distribution, which installs in a moment."""
+    info = f"{name.replace('-', '_')}-{version}.dist-info"
+    meta = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+    tag = "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files = {f"{info}/METADATA": meta, f"{info}/WHEEL": tag, f"{info}/RECORD": ""}
+    target = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"
+    with zipfile.ZipFile(target, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+
+
+def test_an_engine_is_installed_over_ssh_once_and_repaired(pair: Pair, tmp_path: Path) -> None:
+    """The recipe for GPUs, from an index of empty wheels."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    index = tmp_path / "index"
+    index.mkdir()
+    wheel(index, "vllm", "0.33.0", "Requires-Dist: nixl>=1\n")
+    for name in ("nixl", "nixl-cu12", "nixl-cu13"):
+        wheel(index, name, "1.5.0")
+    root = PurePosixPath(tmp_path / "opt" / "pdctl")
+    pair.recipe = pip_recipe(
+        root, vllm="0.33.0", nixl="1.5.0", python=None, default_python=sys.executable
+    )
+    here = pair.host
+    with running_sshd(
+        tmp_path / "s",
+        more=f"SetEnv PATH={os.environ['PATH']} PIP_NO_INDEX=1 PIP_FIND_LINKS={index}\n",
+    ) as server:
+        pair.host = server.host("localhost")
+        try:
+            pair.up(verify=False)
+            done = names(pair.told(StepDone))
+            assert [each for each in done if each.startswith("engine-")] == [
+                *("engine-venv", "engine-vllm", "engine-nixl", "engine-seal"),
+            ]
+            assert not pair.up(verify=False).changed
+            (engine,) = [s for s in pair.survey().plan.steps if s.id.startswith("engine")]
+            assert engine.why == f"`{pair.recipe.layout.key}` is complete and unchanged"
+            site = next(Path(pair.recipe.layout.venv).glob("lib/*/site-packages"))
+            record = site / "nixl-1.5.0.dist-info" / "RECORD"
+            record.write_text(record.read_text() + "more,,\n")
+            reset = next(s for s in pair.survey().plan.steps if s.id == "engine-venv")
+            assert "the environment changed" in reset.why
+        finally:
+            pair.host.close()
+            pair.host = here
 
 
 # --- from a configuration ------------------------------------------------------------------------

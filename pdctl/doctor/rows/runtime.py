@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from pdctl.base.durations import format_duration
 from pdctl.base.facts import PairFacts, ServingFacts
+from pdctl.base.misses import is_meant
 from pdctl.base.runfacts import LogFacts, LogFinding
 from pdctl.doctor.table import Check, Fix, Verdict, failed, passed, skipped, warned
 
@@ -176,21 +177,12 @@ def _misses(facts: PairFacts, _: str) -> Verdict:
     return skipped("no turns were counted")
 
 
-_MAY_MISS = frozenset(
-    (
-        *("first_turn", "no_conversation", "below_threshold", "prefill_had_it", "diverged"),
-        *("left_to_another", "reuse_off", "expired", ""),
-    )
-)
-"""Why a turn is computed from the beginning although nothing is wrong."""
-
-
 def _misses_by_reason(reasons: Mapping[str, float]) -> Verdict:
     hits = sum(count for key, count in reasons.items() if key.split(" ")[0] in ("HIT", "PARTIAL"))
     lost = {
         key.partition(" ")[2]: count
         for key, count in reasons.items()
-        if key.startswith("MISS ") and not _meant(key.partition(" ")[2])
+        if key.startswith("MISS ") and not is_meant(key.partition(" ")[2])
     }
     turns = sum(reasons.values())
     said = f"the router counts {hits:.0f} turns that reused, of {turns:.0f}"
@@ -198,10 +190,6 @@ def _misses_by_reason(reasons: Mapping[str, float]) -> Verdict:
         why = ", ".join(f"{reason} ({count:.0f})" for reason, count in lost.items())
         return failed(said, f"why not: {why}")
     return passed(said)
-
-
-def _meant(reason: str) -> bool:
-    return reason in _MAY_MISS or reason.startswith("excluded_")
 
 
 def _rate(logs: LogFacts) -> str:

@@ -1,11 +1,13 @@
-"""Write pdctl's offline model: a small random Qwen3 with a byte-level BPE tokenizer.
+"""Write one of pdctl's offline models: a random Qwen3 with a byte-level BPE tokenizer.
 
-Usage: python -I tiny_model.py --out DIR
+Usage: python -I tiny_model.py --out DIR [--size tiny|small]
 
 Standard library only, and no floating-point function whose last bit depends on the machine: every
-run anywhere gives the same bytes. 2.6 M parameters, 5 MB, about a second. The weights are far
-apart (0.25) because a model with small random weights repeats one token. The chat template knows
-system messages, tools, tool calls and reasoning the way Qwen3's does, so that these can be tested.
+run anywhere gives the same bytes. `tiny`: 2.6 M parameters, 5 MB, about a second, to try and to
+test. `small`: 74 M, 148 MB, large enough that prefill takes its time on a CPU, to measure. The
+weights are far apart (0.25) because a model with small random weights repeats one token. The chat
+template knows system messages, tools, tool calls and reasoning the way Qwen3's does, so that these
+can be tested.
 """
 
 import argparse
@@ -19,12 +21,11 @@ import re
 import shutil
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Iterator
 
 SEED = 0
-HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 256, 512, 4, 4, 2, 64
-VOCABULARY = 512
+HEAD_DIM, VOCABULARY = 64, 512
 SPREAD = 0.25
 
 # Id, text, and whether decoding leaves it out. What a client parses must stay in the text.
@@ -38,6 +39,9 @@ ADDED = (
     ("</tool_call>", False),
 )
 END_OF_TEXT, END_OF_TURN = 0, 2
+
+Size = namedtuple("Size", "hidden intermediate layers heads kv_heads weights")
+"""Of a model; `weights` makes so many of them."""
 
 CORPUS = """
 the quick brown fox jumps over the lazy dog while the other dogs sleep in the warm sun. a prefill
@@ -110,8 +114,9 @@ CHAT_TEMPLATE = """\
 """
 
 
-def config() -> dict[str, object]:
+def config(size: str = "tiny") -> dict[str, object]:
     """Give the model's config.json."""
+    of = SIZES[size]
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": False,
@@ -121,15 +126,15 @@ def config() -> dict[str, object]:
         "eos_token_id": END_OF_TURN,
         "head_dim": HEAD_DIM,
         "hidden_act": "silu",
-        "hidden_size": HIDDEN,
+        "hidden_size": of.hidden,
         "initializer_range": SPREAD,
-        "intermediate_size": INTERMEDIATE,
+        "intermediate_size": of.intermediate,
         "max_position_embeddings": 32768,
-        "max_window_layers": LAYERS,
+        "max_window_layers": of.layers,
         "model_type": "qwen3",
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": LAYERS,
-        "num_key_value_heads": KV_HEADS,
+        "num_attention_heads": of.heads,
+        "num_hidden_layers": of.layers,
+        "num_key_value_heads": of.kv_heads,
         "pad_token_id": END_OF_TEXT,
         "rms_norm_eps": 1e-06,
         "rope_theta": 10000.0,
@@ -142,35 +147,36 @@ def config() -> dict[str, object]:
     }
 
 
-def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes(size: str = "tiny") -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name every tensor with its shape, in the order of the file."""
-    yield "lm_head.weight", (VOCABULARY, HIDDEN)
-    yield "model.embed_tokens.weight", (VOCABULARY, HIDDEN)
-    for layer in range(LAYERS):
+    hidden, intermediate, layers, heads, kv_heads, _ = SIZES[size]
+    yield "lm_head.weight", (VOCABULARY, hidden)
+    yield "model.embed_tokens.weight", (VOCABULARY, hidden)
+    for layer in range(layers):
         prefix = f"model.layers.{layer}"
-        yield f"{prefix}.input_layernorm.weight", (HIDDEN,)
-        yield f"{prefix}.mlp.down_proj.weight", (HIDDEN, INTERMEDIATE)
-        yield f"{prefix}.mlp.gate_proj.weight", (INTERMEDIATE, HIDDEN)
-        yield f"{prefix}.mlp.up_proj.weight", (INTERMEDIATE, HIDDEN)
-        yield f"{prefix}.post_attention_layernorm.weight", (HIDDEN,)
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, intermediate)
+        yield f"{prefix}.mlp.gate_proj.weight", (intermediate, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (intermediate, hidden)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
         yield f"{prefix}.self_attn.k_norm.weight", (HEAD_DIM,)
-        yield f"{prefix}.self_attn.k_proj.weight", (KV_HEADS * HEAD_DIM, HIDDEN)
-        yield f"{prefix}.self_attn.o_proj.weight", (HIDDEN, HEADS * HEAD_DIM)
+        yield f"{prefix}.self_attn.k_proj.weight", (kv_heads * HEAD_DIM, hidden)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, heads * HEAD_DIM)
         yield f"{prefix}.self_attn.q_norm.weight", (HEAD_DIM,)
-        yield f"{prefix}.self_attn.q_proj.weight", (HEADS * HEAD_DIM, HIDDEN)
-        yield f"{prefix}.self_attn.v_proj.weight", (KV_HEADS * HEAD_DIM, HIDDEN)
-    yield "model.norm.weight", (HIDDEN,)
+        yield f"{prefix}.self_attn.q_proj.weight", (heads * HEAD_DIM, hidden)
+        yield f"{prefix}.self_attn.v_proj.weight", (kv_heads * HEAD_DIM, hidden)
+    yield "model.norm.weight", (hidden,)
 
 
-def weights() -> bytes:
+def weights(size: str = "tiny") -> bytes:
     """Give model.safetensors: norms of one, everything else random, in bfloat16."""
     source = random.Random(SEED)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     tensors: list[bytes] = []
     position = 0
-    for name, shape in shapes():
+    for name, shape in shapes(size):
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
-        data = _bfloat16([1.0] * count if "norm" in name else _spread(source, count))
+        data = _bfloat16([1.0] * count) if "norm" in name else SIZES[size].weights(source, count)
         end = position + len(data)
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [position, end]}
         tensors.append(data)
@@ -180,7 +186,7 @@ def weights() -> bytes:
     return len(head).to_bytes(8, "little") + head + b"".join(tensors)
 
 
-def _spread(source: random.Random, count: int) -> list[float]:
+def _spread(source: random.Random, count: int) -> bytes:
     # The sum of four uniform numbers is close enough to normal, and exact on every machine.
     raw = array.array("H")
     raw.frombytes(source.randbytes(8 * count))
@@ -188,7 +194,16 @@ def _spread(source: random.Random, count: int) -> list[float]:
         raw.byteswap()
     scale = SPREAD / 37837.0  # the standard deviation of that sum
     pairs = zip(raw[0::4], raw[1::4], raw[2::4], raw[3::4], strict=True)
-    return [(a + b + c + d - 131070) * scale for a, b, c, d in pairs]
+    return _bfloat16([(a + b + c + d - 131070) * scale for a, b, c, d in pairs])
+
+
+def _even(source: random.Random, count: int) -> bytes:
+    # Each one of 256 values, all as likely: a byte a weight, and no arithmetic on 74 M of them.
+    values = _bfloat16([(step - 127.5) * (SPREAD * 1.732 / 128) for step in range(256)])
+    raw = source.randbytes(count)
+    made = bytearray(2 * count)
+    made[0::2], made[1::2] = raw.translate(values[0::2]), raw.translate(values[1::2])
+    return bytes(made)
 
 
 def _bfloat16(values: list[float]) -> bytes:
@@ -199,6 +214,12 @@ def _bfloat16(values: list[float]) -> bytes:
     narrow = bytearray(len(raw) // 2)
     narrow[0::2], narrow[1::2] = raw[2::4], raw[3::4]
     return bytes(narrow)
+
+
+SIZES = {
+    "tiny": Size(256, 512, 4, 4, 2, _spread),
+    "small": Size(768, 2048, 12, 12, 2, _even),
+}
 
 
 def tokenizer() -> dict[str, object]:
@@ -293,15 +314,15 @@ def _merged(symbols: list[str], pair: tuple[str, str]) -> list[str]:
     return result
 
 
-def files() -> dict[str, bytes]:
+def files(size: str = "tiny") -> dict[str, bytes]:
     """Give every file of the model by name."""
     made = {
         "chat_template.jinja": CHAT_TEMPLATE.encode(),
-        "config.json": _json(config()),
+        "config.json": _json(config(size)),
         "generation_config.json": _json(
             {"eos_token_id": [END_OF_TURN, END_OF_TEXT], "pad_token_id": END_OF_TEXT}
         ),
-        "model.safetensors": weights(),
+        "model.safetensors": weights(size),
         "tokenizer.json": _json(tokenizer()),
         "tokenizer_config.json": _json(
             {
@@ -323,9 +344,9 @@ def _json(value: object) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def write(out: str) -> None:
+def write(out: str, size: str = "tiny") -> None:
     """Put the model at `out`, whole or not at all; what is there and differs is replaced."""
-    made = files()
+    made = files(size)
     if _intact(out, made):
         return
     parent = os.path.dirname(os.path.abspath(out))
@@ -357,9 +378,11 @@ def _intact(out: str, made: dict[str, bytes]) -> bool:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="Write pdctl's offline model.")
+    parser = argparse.ArgumentParser(description="Write one of pdctl's offline models.")
     parser.add_argument("--out", required=True, metavar="DIR")
-    write(parser.parse_args().out)
+    parser.add_argument("--size", choices=tuple(SIZES), default="tiny")
+    asked = parser.parse_args()
+    write(asked.out, asked.size)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pdctl.observe.logs.scan import Scanner
 from pdctl.observe.logs.stream import Keep, Stream, role_in
 
 PERIOD_S = 0.25
-_BEFORE = 4 << 20
+BEFORE = 4 << 20
 """Bytes before the end that are read first: they tell which conversations are not new."""
 _QUIET_TICKS = 2
 
@@ -80,9 +80,9 @@ def _earlier(each: _Followed) -> list[Event]:
     try:
         with open(each.tail.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _BEFORE))
+            file.seek(max(0, size - BEFORE))
             data = file.read(size - file.tell())
-            if file.tell() > _BEFORE:
+            if file.tell() > BEFORE:
                 data = data.partition(b"\n")[2]
     except OSError:
         return []

@@ -1,4 +1,4 @@
-"""What engines count while a phase of a cell runs: prefill's work, transfers, pinned blocks."""
+"""What engines count while somebody watches: prefill's work, transfers, pinned blocks."""
 
 import asyncio
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Look:
     Attributes:
         pinned_tokens: room of decode's blocks in use; None where they do not tell.
         room_tokens: room of all blocks of decode.
-        usage: share of blocks in use, the greatest of all engines.
+        usage: share of decode's blocks in use, the greatest of its engines.
         busy: requests that run or wait.
     """
 
@@ -80,7 +80,7 @@ async def look(session: aiohttp.ClientSession, endpoints: Endpoints) -> Look:
         decode=counted(decode),
         pinned_tokens=_whole(pinned),
         room_tokens=_whole(rooms),
-        usage=max((each.worst(names.VLLM_KV_USAGE) or 0.0 for each in both), default=0.0),
+        usage=max((each.worst(names.VLLM_KV_USAGE) or 0.0 for each in decode), default=0.0),
         busy=int(
             sum(
                 each.total(name) or 0
