@@ -164,6 +164,7 @@ def test_up_killed_half_way_goes_on(site: Site) -> None:
     assert not any(step["changes"] for step in site.operator.asks("plan")["steps"])
 
 
+@pytest.mark.parametrize("site", ["real"], indirect=True)
 def test_verify_pulls_over_the_wire(running: Site) -> None:
     status = running.operator.asks("status")
     assert [(each["role"], each["host"], each["healthy"]) for each in status["roles"]] == [
