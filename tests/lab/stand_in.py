@@ -41,6 +41,7 @@ class Engine:
 
     Attributes:
         held: tokens by request id, until they are pulled.
+        data_port: where they are pulled from, as the side channel tells once for each start.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -52,7 +53,9 @@ class Engine:
             os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"],
             int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]),
         )
+        self.data_port = 0
         self.held: dict[str, list[int]] = {}
+        self._known: dict[str, int] = {}
         self.pulls = self.pulled = self.finished = 0
         self.started = time.time()
         self._numbers = itertools.count()
@@ -71,7 +74,13 @@ class Engine:
         return app
 
     def side_app(self) -> web.Application:
-        """What the other side's engines see."""
+        """The side channel."""
+        app = web.Application()
+        app.router.add_get("/hello", self.hello)
+        return app
+
+    def data_app(self) -> web.Application:
+        """The wire on which KV goes."""
         app = web.Application()
         app.router.add_post("/pull", self.give)
         return app
@@ -110,11 +119,15 @@ class Engine:
 
     # --- the side channel -------------------------------------------------------------------
 
+    async def hello(self, request: web.Request) -> web.Response:
+        """The handshake."""
+        return web.json_response(
+            {"kind": self.kind, "engine_id": self.engine_id, "port": self.data_port}
+        )
+
     async def give(self, request: web.Request) -> web.Response:
-        """Hand over what is held, once; nothing of it to an engine of another kind."""
+        """Hand over what is held, once."""
         asked = await request.json()
-        if asked["kind"] != self.kind or asked["engine_id"] != self.engine_id:
-            return web.json_response({}, status=409)
         tokens = self.held.pop(asked["request_id"], None)
         if tokens is None:
             return web.json_response({}, status=404)
@@ -122,27 +135,32 @@ class Engine:
 
     async def pull(self, kv: Json, count: int) -> list[int]:
         """Get the other side's tokens; with none wanted it only lets go of them."""
-        url = f"http://{kv['remote_host']}:{kv['remote_port']}/pull"
-        asked = {
-            "kind": self.kind,
-            "engine_id": kv["remote_engine_id"],
-            "request_id": kv["remote_request_id"],
-            "count": count,
-        }
         limit = aiohttp.ClientTimeout(total=_LIMIT_S)
+        asked = {"request_id": kv["remote_request_id"], "count": count}
         try:
-            async with (
-                aiohttp.ClientSession(timeout=limit) as session,
-                session.post(url, json=asked) as answer,
-            ):
-                if answer.status != 200:
-                    raise KvError(f"status {answer.status}")
-                tokens: list[int] = (await answer.json())["tokens"]
+            async with aiohttp.ClientSession(timeout=limit) as session:
+                url = f"http://{kv['remote_host']}:{await self._port(session, kv)}/pull"
+                async with session.post(url, json=asked) as answer:
+                    if answer.status != 200:
+                        raise KvError(f"status {answer.status}")
+                    tokens: list[int] = (await answer.json())["tokens"]
         except (aiohttp.ClientError, TimeoutError) as error:
             raise KvError(str(error)) from error
         if tokens:
             self.pulls, self.pulled = self.pulls + 1, self.pulled + len(tokens)
         return tokens
+
+    async def _port(self, session: aiohttp.ClientSession, kv: Json) -> int:
+        """Where the other side's KV is; asked once for each start of it."""
+        other = kv["remote_engine_id"]
+        if other not in self._known:
+            url = f"http://{kv['remote_host']}:{kv['remote_port']}/hello"
+            async with session.get(url) as answer:
+                told = await answer.json()
+            if told["kind"] != self.kind or told["engine_id"] != other:
+                raise KvError("it is another, or of another kind")
+            self._known[other] = told["port"]
+        return self._known[other]
 
     # --- answers ----------------------------------------------------------------------------
 
@@ -293,13 +311,15 @@ async def main(argv: list[str]) -> None:
     engine = Engine(options)
     print(f"stand-in for an engine, on port {options['--port']}", flush=True)
     doors = (
-        (engine.app(), options.get("--host", "0.0.0.0"), int(options["--port"])),
+        (engine.app(), options["--host"], int(options["--port"])),
         (engine.side_app(), *engine.side),
+        (engine.data_app(), engine.side[0], 0),
     )
     for app, host, port in doors:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, host, port).start()
+        engine.data_port = runner.addresses[0][1]  # of the last one
     await asyncio.Event().wait()
 
 
