@@ -15,12 +15,12 @@ from pdctl.analyze.pinned import (
     turns_of,
 )
 from pdctl.analyze.scan import Scanned
-from pdctl.analyze.simulate import Outcome, Rules, Simulation
+from pdctl.analyze.simulate import Outcome, Simulation, rules_of
 from pdctl.analyze.speed import CURVES, Measured, Saving, measured, savings
 from pdctl.analyze.sums import Sums
 from pdctl.analyze.ttl import PERCENTILES, Gaps, ladder
 from pdctl.analyze.verdict import Grounds, Verdict, judge
-from pdctl.engine.ttl import safe_router_ttl
+from pdctl.engine.ttl import kept_for, safe_router_ttl
 
 ROOM = 0.7
 """The share of decode's memory that retained blocks may take; the rest is for turns that run."""
@@ -151,7 +151,8 @@ def conclude(scanned: Scanned, asked: Asked) -> tuple[Answer, Plots]:
     knee = gaps.knee(3600.0)
     scale = tally.rows / tally.sample.rows if tally.sample.rows else 1.0
     ttls = ladder(asked.ttl, knee)
-    pins = pinned(steps, ttls, block=asked.block, since=since, until=until)
+    kept = [kept_for(ttl) for ttl in ttls]
+    pins = pinned(steps, kept, block=asked.block, since=since, until=until)
     rows = _curve(ttls, pins, gaps, steps, scale, asked)
     best = recommended(rows)
     chosen = best.ttl_s if best else asked.ttl
@@ -251,13 +252,7 @@ def _simulated(
     until: float,
 ) -> Simulated:
     capacity = None if asked.capacity is None else int(asked.capacity / asked.block / scale)
-    rules = Rules(
-        ttl,
-        max(0.0, safe_router_ttl(ttl)),
-        asked.block,
-        capacity,
-        asked.threshold,
-    )
+    rules = rules_of(ttl, block=asked.block, capacity=capacity, threshold=asked.threshold)
     width = max(until - since, 1e-6) / INSTANTS
     done = Simulation(rules, since, width).run(turns_of(steps), until=until)
     return _told(done, ttl, asked.block * scale)

@@ -3,12 +3,12 @@
 from dataclasses import asdict, dataclass
 from math import ceil, exp
 
-from pdctl.analyze.simulate import Rules, Traffic, made_up, simulate
+from pdctl.analyze.simulate import Traffic, made_up, rules_of, simulate
 from pdctl.analyze.speed import Curve
 from pdctl.base.durations import format_duration
 from pdctl.base.prices import AS_OF, REGION, Host
 from pdctl.engine.kv_arithmetic import KvModel, gpu_kv_bytes
-from pdctl.engine.ttl import MARGIN_S, safe_router_ttl
+from pdctl.engine.ttl import MARGIN_S, kept_for, safe_router_ttl
 
 TRIED = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 """TTLs that are tried when none is given: what the router can use of them, in mean gaps."""
@@ -261,7 +261,7 @@ class _Flow:
         hits = _within(load.gap, max(0.0, safe_router_ttl(ttl)))
         seconds = _answer_seconds(load, site, hits)
         rate = load.sessions / (load.gap + seconds)
-        retained = rate * _pinned_seconds(load.gap, ttl) * load.context
+        retained = rate * _pinned_seconds(load.gap, kept_for(ttl)) * load.context
         running = rate * seconds * load.context
         decode = _decode(site, room, retained + running, rate * seconds)
         prefill = _prefill(load, site, rate, hits)
@@ -275,9 +275,9 @@ def _within(gap: float, seconds: float) -> float:
     return 1 - exp(-seconds / gap) if gap > 0 else 1.0
 
 
-def _pinned_seconds(gap: float, ttl: float) -> float:
-    """How long blocks stay in the mean: until the next turn or the TTL."""
-    return gap * _within(gap, ttl)
+def _pinned_seconds(gap: float, kept: float) -> float:
+    """How long blocks stay in the mean: until the next turn, or for so long at most."""
+    return gap * _within(gap, kept)
 
 
 def _answer_seconds(load: Load, site: Site, hits: float) -> float:
@@ -337,7 +337,7 @@ def _check(load: Load, ttl: float, flow: _Flow, most: int) -> Checked | None:
     until = ttl + cycle * max(_CYCLES, min(5.0, _TURNS / sessions))
     answer = min(load.answer, load.context - 1)
     traffic = Traffic(sessions, load.gap, load.context, answer, flow.seconds)
-    rules = Rules(ttl, max(0.0, safe_router_ttl(ttl)), block=1, threshold=1)
+    rules = rules_of(ttl, block=1, threshold=1)
     done = simulate(made_up(traffic, until), rules, until=until, counted=ttl)
     found = done.average(ttl) * load.sessions / sessions
     return Checked(

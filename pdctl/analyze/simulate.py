@@ -1,9 +1,9 @@
 """Decode's memory as turns come and go: one simulation, for a log and for traffic that is made up.
 
 What happens is what the engine and the router do (FACTS T6, DESIGN 5): a turn takes blocks while it
-runs; when it ends its blocks stay, until the next turn of the conversation has pulled them, the TTL
-is over, or new work needs the room and the oldest go. Events are handled in order of time, so
-nothing is averaged.
+runs; when it ends its blocks stay, until the next turn of the conversation has pulled them, the
+router does not offer them any more, or new work needs the room and the oldest go. Events are
+handled in order of time, so nothing is averaged.
 """
 
 import heapq
@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf, log
 from typing import NamedTuple
+
+from pdctl.engine.ttl import kept_for, safe_router_ttl
 
 
 class Turn(NamedTuple):
@@ -37,7 +39,7 @@ class Rules:
     """What retention is like.
 
     Attributes:
-        ttl: seconds that decode keeps blocks after a turn.
+        ttl: seconds that blocks stay on decode after a turn.
         usable: seconds after a turn in which the router still offers them.
         block: tokens in a block.
         capacity: blocks of all decode servers together; None: without end.
@@ -49,6 +51,14 @@ class Rules:
     block: int = 16
     capacity: int | None = None
     threshold: int = 64
+
+
+def rules_of(
+    decoder_ttl: float, *, block: int = 16, capacity: int | None = None, threshold: int = 64
+) -> Rules:
+    """With the router, for decode's TTL: it gives back what it does not offer any more."""
+    usable = max(0.0, safe_router_ttl(decoder_ttl))
+    return Rules(kept_for(decoder_ttl), usable, block, capacity, threshold)
 
 
 @dataclass

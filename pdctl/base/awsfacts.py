@@ -17,6 +17,19 @@ DEPLOYMENT_TAG = "pdctl:deployment"
 """Tag of everything that belongs to a deployment, with its name."""
 PROCESS_TAG = "pdctl:host"
 """Tag of an instance, with the name of the host that it is, such as `prefill-0`."""
+MADE_TAG = "pdctl:made-by"
+"""Tag of what pdctl itself made, with the id of that making. Nothing else is ever ended."""
+LAUNCH_TAG = "pdctl:launch"
+"""Tag of an instance, with the request that it came from: what is found again after a crash."""
+
+
+QUOTAS: Mapping[str, Mapping[str, str]] = {
+    # Running On-Demand and All Spot, of P and of G and VT instances.
+    "on-demand": {"p": "L-417A185B", "g": "L-DB2E81BA"},
+    "odcr": {"p": "L-417A185B", "g": "L-DB2E81BA"},
+    "spot": {"p": "L-7212CCBC", "g": "L-3819A6DF"},
+}
+"""Quotas in vCPUs by kind of capacity and first letter of the type; a capacity block has none."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,7 @@ class AwsInstance:
         events: scheduled ones that are not over, such as `instance-retirement`.
         shutdown: what a shutdown from inside does: `stop` or `terminate`.
         protected: it cannot be terminated by the API.
+        made_by: id of the making of pdctl that it came from; None for one of somebody else.
     """
 
     id: str
@@ -128,6 +142,7 @@ class AwsInstance:
     events: tuple[str, ...] = ()
     shutdown: str | None = None
     protected: bool | None = None
+    made_by: str | None = None
 
     @property
     def efa(self) -> tuple[AwsInterface, ...]:
@@ -146,7 +161,12 @@ class AwsCard:
 
 @dataclass(frozen=True)
 class AwsType:
-    """An instance type, by DescribeInstanceTypes."""
+    """An instance type, by DescribeInstanceTypes.
+
+    Attributes:
+        architectures: such as `x86_64`.
+        usages: ways to buy it: `on-demand`, `spot`, `capacity-block`.
+    """
 
     name: str
     efa: bool
@@ -154,6 +174,37 @@ class AwsType:
     cards: tuple[AwsCard, ...] = ()
     vcpus: int | None = None
     gpus: int = 0
+    architectures: tuple[str, ...] = ()
+    usages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AwsImage:
+    """A machine image.
+
+    Attributes:
+        root_device: such as `/dev/sda1`; None when it has none.
+        root_kind: `ebs` or `instance-store`.
+        root_gib: size of its root volume.
+        platform: `windows`; None for Linux.
+    """
+
+    id: str
+    name: str = ""
+    architecture: str = ""
+    state: str = ""
+    root_device: str | None = None
+    root_kind: str = ""
+    root_gib: int | None = None
+    platform: str | None = None
+
+
+@dataclass(frozen=True)
+class AwsVpc:
+    """A virtual network; `default` is the region's own."""
+
+    id: str
+    default: bool = False
 
 
 @dataclass(frozen=True)
@@ -239,6 +290,8 @@ class AwsFacts:
         error: why nothing could be asked at all.
         problems: by part, such as `instances`.
         offered: zones that offer a type, by type.
+        vpcs, image, keys, prices: asked only before something is made. `keys` are names of key
+            pairs, `prices` are US dollars an hour by type, on demand.
     """
 
     want: AwsWant
@@ -251,6 +304,10 @@ class AwsFacts:
     placement_groups: tuple[AwsPlacementGroup, ...] | None = None
     quotas: tuple[AwsQuota, ...] | None = None
     offered: Mapping[str, tuple[str, ...]] | None = None
+    vpcs: tuple[AwsVpc, ...] | None = None
+    image: AwsImage | None = None
+    keys: tuple[str, ...] | None = None
+    prices: Mapping[str, float] | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pdctl.base.errors import UsageError
 from pdctl.base.events import Listener
-from pdctl.config.model import Config, LocalTarget, SshTarget
+from pdctl.config.model import Config, Ec2Target, LocalTarget, SshTarget
 from pdctl.deploy import local, reach, runner
 from pdctl.deploy.survey import survey
 from pdctl.state.lock import hold
@@ -26,7 +26,7 @@ def require_restarts(config: Config) -> None:
     Raises:
         UsageError: something else runs the engines.
     """
-    if not isinstance(config.target, LocalTarget | SshTarget):
+    if not isinstance(config.target, LocalTarget | SshTarget | Ec2Target):
         raise UsageError(
             "prefill's prefix cache cannot be switched: pdctl does not run these engines",
             where="key `target.kind`",

@@ -17,6 +17,7 @@ from pdctl.cli.drain import drain
 from pdctl.cli.explain import explain
 from pdctl.cli.init import init
 from pdctl.cli.logs import logs
+from pdctl.cli.orphans import orphans
 from pdctl.cli.plan import plan
 from pdctl.cli.render import render
 from pdctl.cli.report import report
@@ -48,6 +49,7 @@ app.command()(up)
 app.command()(status)
 app.command()(top)
 app.command()(down)
+app.command()(orphans)
 app.command()(audit)
 app.command()(restart)
 app.command()(drain)

@@ -41,7 +41,7 @@ def audit(
 
 
 def _read(name: str | None, file: "Path") -> "Trail":
-    from pdctl.config.model import SshTarget
+    from pdctl.config.model import Ec2Target, SshTarget
     from pdctl.deploy import audit, local, reach
     from pdctl.render.check import load_checked
     from pdctl.state.store import StateStore
@@ -52,7 +52,7 @@ def _read(name: str | None, file: "Path") -> "Trail":
     else:
         config = load_checked(file).config
         name = config.name
-    far = config is not None and isinstance(config.target, SshTarget)
+    far = config is not None and isinstance(config.target, SshTarget | Ec2Target)
     world = reach.world_of(config) if config and far else local.this_machine()
     try:
         reach.try_to_connect(world)

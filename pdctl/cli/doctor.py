@@ -199,12 +199,12 @@ def _examine(
 def _hosts(
     loaded: "Loaded | None", here: "Mapping[str, Host]", *, offline: bool
 ) -> "Mapping[str, Host]":
-    from pdctl.config.model import SshTarget
+    from pdctl.config.model import Ec2Target, SshTarget
     from pdctl.deploy import case
 
     if loaded is None:
         return here
-    if offline and isinstance(loaded.config.target, SshTarget):
+    if offline and isinstance(loaded.config.target, SshTarget | Ec2Target):
         return {}
     return case.reachable(loaded.config, here)
 

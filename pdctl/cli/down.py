@@ -2,18 +2,22 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pdctl.base.errors import PermissionDeniedError, UnreachableError
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pdctl.cli.cloud import Place
     from pdctl.config.model import Config
     from pdctl.deploy.teardown import Removed
     from pdctl.deploy.world import World
+    from pdctl.render.model import Place as HostPlace
     from pdctl.state.model import DeploymentState
     from pdctl.state.store import StateStore
 
@@ -39,46 +43,105 @@ def down(
         ),
     ] = False,
     verbose: options.Verbose = False,
+    region: Annotated[
+        str | None,
+        typer.Option("--region", help="EC2, with --name and without a record: where to look."),
+    ] = None,
 ) -> None:
     """End the processes of a deployment and remove its sockets. Logs stay, but for `--purge`.
 
-    Ends what `up` recorded, and what carries the deployment's mark, nothing else. Run twice, the
-    second time has nothing to remove. At a terminal it asks first.
+    Ends what `up` recorded, and what carries the deployment's mark, nothing else. On EC2 it ends
+    the instances that pdctl made, deletes what it made for them, and proves that nothing is left.
+    Run twice, the second time has nothing to remove. At a terminal it asks first.
     """
-    from pdctl.deploy import local, reach, teardown
-    from pdctl.render.place import place_here, place_of
-    from pdctl.state.store import StateStore
+    from pdctl.cli import cloud
 
     deployment, config = _named(options.checked_name(name)) if name is not None else _in_file(file)
-    store = StateStore(deployment)
-    place = place_of(config) if config else place_here(deployment)
-    marks = f"{place.state}/"
-    listener = ui.listener(verbose=verbose)
-    hosts = reach.recorded_hosts(store)
-    world = reach.world_of(config, listener, hosts) if config else local.this_machine(listener)
-    try:
-        reach.connect_all(world)
-        # os.path's answer is no, not an error, for a name that no folder can have.
-        if not os.path.exists(store.directory) and not teardown.find_marked(world, marks):
-            gone = teardown.purge(world, deployment, place) if purge else []
-            _show_nothing(deployment, gone if purge else None, json=json)
-            return
-        with reach.hold(deployment, world, marks, "pdctl down", wait=lock_wait):
-            state = _load(store, forget=forget_damaged_state)
-            removed = None
-            if state is not None or teardown.find_marked(world, marks):
-                _ask(world, deployment, state, yes=yes, marks=marks)
-                removed = teardown.tear_down(world, store, state, place=place)
-            gone = teardown.purge(world, deployment, place) if purge else []
-    finally:
-        world.close()
+    work = _Work(deployment, config, yes, lock_wait, forget_damaged_state, verbose, purge)
+    place = cloud.place_of(deployment, config, region)
+    if place is not None:
+        _down_on_ec2(work, place, json=json)
+        return
+    removed, gone = work.end_processes()
     if removed is None:
         _show_nothing(deployment, gone if purge else None, json=json)
     elif json:
-        purged: dict[str, object] = {"logs": None, "purged": gone} if purge else {}
-        ui.json({"name": deployment, **removed.as_dict(), **purged})
+        ui.json({"name": deployment, **removed.as_dict(), **work.purged(gone)})
     else:
         _show(deployment, removed, gone, purge=purge)
+
+
+def _down_on_ec2(work: "_Work", place: "Place", *, json: bool) -> None:
+    """What runs on hosts that pdctl made ends with them, at the latest."""
+    from pdctl.cli import cloud
+
+    removed: Removed | None = None
+    gone: list[str] = []
+    if cloud.may_have_processes(work.name, work.config):
+        try:
+            removed, gone = work.end_processes()
+        except (UnreachableError, PermissionDeniedError) as error:
+            cloud.require_none_adopted(work.name, error)
+            ui.say(f"{error.message}; the instances are ended with all that runs on them", "warn")
+    released = cloud.end_deployment(
+        work.name, place, yes=work.yes, lock_wait=work.lock_wait, verbose=work.verbose
+    )
+    if json:
+        ended = removed.as_dict() if removed else {"ended": [], "leftovers": [], "removed": []}
+        ui.json({"name": work.name, **ended, **work.purged(gone), **released.as_dict()})
+        return
+    if removed is not None:
+        _show(work.name, removed, gone, purge=work.purge)
+    cloud.show_released(released)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is asked for."""
+
+    name: str
+    config: "Config | None"
+    yes: bool
+    lock_wait: float
+    forget: bool
+    verbose: bool
+    purge: bool
+
+    def purged(self, gone: "list[str]") -> dict[str, object]:
+        """What `--purge` adds to the JSON."""
+        return {"logs": None, "purged": gone} if self.purge else {}
+
+    def end_processes(self) -> "tuple[Removed | None, list[str]]":
+        """What was ended, None when there was nothing; and what was purged."""
+        from pdctl.deploy import local, reach, teardown
+        from pdctl.render.place import place_here, place_of
+        from pdctl.state.store import StateStore
+
+        config, store = self.config, StateStore(self.name)
+        place = place_of(config) if config else place_here(self.name)
+        marks = f"{place.state}/"
+        listener = ui.listener(verbose=self.verbose)
+        hosts = reach.recorded_hosts(store)
+        world = reach.world_of(config, listener, hosts) if config else local.this_machine(listener)
+        try:
+            reach.connect_all(world)
+            # os.path's answer is no, not an error, for a name that no folder can have.
+            if not os.path.exists(store.directory) and not teardown.find_marked(world, marks):
+                return None, self._purge(world, place)
+            with reach.hold(self.name, world, marks, "pdctl down", wait=self.lock_wait):
+                state = _load(store, forget=self.forget)
+                removed = None
+                if state is not None or teardown.find_marked(world, marks):
+                    _ask(world, self.name, state, yes=self.yes, marks=marks)
+                    removed = teardown.tear_down(world, store, state, place=place)
+                return removed, self._purge(world, place)
+        finally:
+            world.close()
+
+    def _purge(self, world: "World", place: "HostPlace") -> "list[str]":
+        from pdctl.deploy import teardown
+
+        return list(teardown.purge(world, self.name, place)) if self.purge else []
 
 
 def _named(name: str) -> "tuple[str, Config | None]":

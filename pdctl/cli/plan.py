@@ -1,56 +1,78 @@
 """`pdctl plan`: what `up` would do, and why."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
+    from pdctl.config.model import Config
+    from pdctl.deploy.survey import Wanted
     from pdctl.plan.model import Plan, Step
 
 
-def plan(file: options.File = options.DEFAULT_FILE, json: options.Json = False) -> None:
+def plan(
+    file: options.File = options.DEFAULT_FILE,
+    json: options.Json = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="On EC2: show the calls to AWS, whole.")
+    ] = False,
+) -> None:
     """Show what `up` would do, step by step, with the reason for each. Changes nothing.
 
-    For hosts that cannot be reached, the steps are those of a first `up`.
+    On EC2 also what is made, what it costs, and whether EC2 would let it be. For hosts that
+    cannot be reached, the steps are those of a first `up`.
     """
-    from pdctl.base.errors import PermissionDeniedError, UnreachableError
-    from pdctl.config.model import LocalTarget, SshTarget
-    from pdctl.deploy import local, reach
-    from pdctl.deploy.survey import survey
+    from pdctl.cli import cloud
+    from pdctl.config.model import Ec2Target, ExternalTarget
+    from pdctl.deploy import local
     from pdctl.plan.build import build
     from pdctl.plan.facts import Facts
     from pdctl.render.check import load_checked
-    from pdctl.render.model import SHOWN, Secrets
-    from pdctl.state.store import StateStore
+    from pdctl.render.model import SHOWN
 
     config = load_checked(file).config
-    wanted = local.wanted_of(config, file, Secrets())
+    wanted = local.wanted_of(config, file, local.read_secrets(config))
     first = build(config, wanted.rendered(SHOWN), Facts(known=False), None)
-    if not isinstance(config.target, LocalTarget | SshTarget):
+    looked = cloud.looked_at(config) if isinstance(config.target, Ec2Target) else None
+    asked = not isinstance(config.target, ExternalTarget) and (looked is None or looked.made)
+    found = _survey(config, wanted) if asked else None
+    if looked is not None:
+        cloud.show_plan(found or first, looked, config, json=json, verbose=verbose)
+    elif found is None:
         _show_first(first, config.target.kind, json=json)
-        return
+    else:
+        show_plan(found, json=json)
+
+
+def _survey(config: "Config", wanted: "Wanted") -> "Plan | None":
+    """What is to be done, with the hosts asked; None, and told why, when they cannot be."""
+    from pdctl.base.errors import PermissionDeniedError, UnreachableError
+    from pdctl.config.model import LocalTarget
+    from pdctl.deploy import reach
+    from pdctl.deploy.survey import survey
+    from pdctl.state.store import StateStore
+
     store = StateStore(config.name)
     world = reach.world_of(config, recorded=reach.recorded_hosts(store))
     try:
         world = reach.without_lost(world)
-        found = survey(world, wanted, store)
+        return survey(world, wanted, store).plan
     except (UnreachableError, PermissionDeniedError) as error:
         if isinstance(config.target, LocalTarget):
             raise
         ui.error(error)
-        _show_first(first, config.target.kind, json=json)
-        return
+        return None
     finally:
         world.close()
-    show_plan(found.plan, json=json)
 
 
 def _show_first(plan: "Plan", kind: str, *, json: bool) -> None:
     """The steps of a first `up`, where the hosts say nothing."""
     if not json:
-        instances = "; the instances themselves are not among them" if kind == "ec2" else ""
         ui.say(f"hosts of `target.kind: {kind}` were not asked", "warn")
-        ui.say(f"these are the steps of a first `up`{instances}", "warn")
+        ui.say("these are the steps of a first `up`", "warn")
     show_plan(plan, json=json)
 
 

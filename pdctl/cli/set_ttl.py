@@ -77,6 +77,7 @@ def set_ttl(
                 )
                 if write:
                     _write(file, config, wanted)
+                    ttl.note_written(store, wanted)
             shown = file if write else None
             _answer(config, state, wanted, outlook, changed, json=json, file=shown)
     finally:
@@ -234,7 +235,7 @@ def _answer(
         "ok",
     )
     if file is not None:
-        ui.say(f"{file} says so too; the next `pdctl up` restarts decode and router with it", "dim")
+        ui.say(f"{file} says so too, and `pdctl up` restarts nothing for it", "dim")
 
 
 def _as_dict(

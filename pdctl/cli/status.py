@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from pdctl.observe.status import RoleStatus, Status
 
+_IDLE_S = 1800.0
+"""So long without a request is long for hosts that cost by the hour."""
+
 
 def status(
     file: options.File = options.DEFAULT_FILE,
@@ -64,6 +67,7 @@ def _show(found: "Status") -> None:
             ["process", "host", "pid", "port", "health", "version", "age"],
             [_row(role) for role in found.roles],
         )
+    _show_cost(found)
     _show_ttl(found)
     if found.router_limits:
         ui.say("the router is upstream's example proxy, for comparison only:", "warn")
@@ -81,6 +85,28 @@ def _show(found: "Status") -> None:
         ui.say(f"the last `pdctl {again}` did not end; run it again", "warn")
     if found.reused_tokens is not None:
         ui.say(f"proven for these processes: {found.reused_tokens} tokens reused in turn 2")
+
+
+def _show_cost(found: "Status") -> None:
+    """What runs on EC2 costs whether it serves or not."""
+    import time
+
+    from pdctl.state.cloud import CloudStore
+
+    cloud = CloudStore(found.name).load()
+    if cloud is None or not cloud.hosts:
+        return
+    from pdctl.deploy.ec2 import costs
+
+    ui.say(costs(cloud, now=time.time()), "warn" if cloud.made else "plain")
+    if not cloud.made:
+        return
+    ends = f"`pdctl down --name {found.name}` ends the cost"
+    if not any(role.healthy for role in found.roles):
+        ui.say(f"nothing on them answers: {ends}", "bad")
+    idle = [role.idle_s for role in found.roles if role.idle_s is not None]
+    if idle and min(idle) >= _IDLE_S:
+        ui.say(f"nobody has asked anything for {min(idle) / 3600:.1f} h: {ends}", "bad")
 
 
 def _show_ttl(found: "Status") -> None:

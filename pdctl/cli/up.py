@@ -27,10 +27,13 @@ def up(
 ) -> None:
     """Install, start, wait until healthy, and prove that turn 2 reuses turn 1's KV.
 
+    On EC2 it makes the hosts first; that costs money, so it asks.
+
     Run it again after an interruption or a failure: it goes on where it stopped. What runs as
     configured is left alone.
     """
-    from pdctl.cli.plan import show_plan
+    from pdctl.cli import cloud
+    from pdctl.cli.plan import plan, show_plan
     from pdctl.deploy import local, proof, reach, runner
     from pdctl.deploy.survey import survey
     from pdctl.render.check import load_checked
@@ -38,24 +41,33 @@ def up(
 
     config = load_checked(file).config
     local.require_reachable(config, "up")
+    if not dry_run:
+        local.make_key(config)
     secrets = local.read_secrets(config)
     wanted = local.wanted_of(config, file, secrets, verify=verify)
     store = StateStore(config.name)
-    hosts = reach.recorded_hosts(store)
-    world = reach.world_of(config, ui.listener(verbose=verbose), hosts)
-    try:
-        world = reach.without_lost(world)
+    all_new = False
+    if config.target.kind == "ec2":
         if dry_run:
-            show_plan(survey(world, wanted, store).plan, json=json)
+            plan(file, json=json, verbose=verbose)
             return
-        with reach.hold(config.name, world, wanted.marks, "pdctl up", wait=lock_wait):
-            reach.give_up_lost(world, store)
-            found = survey(world, wanted, store)
-            agree(found.plan, yes=yes)
-            prove = proof.two_turns(config, secrets, world)
-            outcome = runner.up(world, wanted, store, found, prove=prove)
-    finally:
-        world.close()
+        all_new = cloud.make_hosts(config, yes=yes, verbose=verbose, lock_wait=lock_wait)
+    with cloud.ended_on_failure(config, lambda: all_new):
+        hosts = reach.recorded_hosts(store)
+        world = reach.world_of(config, ui.listener(verbose=verbose), hosts)
+        try:
+            world = reach.without_lost(world)
+            if dry_run:
+                show_plan(survey(world, wanted, store).plan, json=json)
+                return
+            with reach.hold(config.name, world, wanted.marks, "pdctl up", wait=lock_wait):
+                reach.give_up_lost(world, store)
+                found = survey(world, wanted, store)
+                agree(found.plan, yes=yes)
+                prove = proof.two_turns(config, secrets, world)
+                outcome = runner.up(world, wanted, store, found, prove=prove)
+        finally:
+            world.close()
     tell(config, file, outcome, json=json)
 
 

@@ -247,7 +247,7 @@ class Engine(Section):
     plugin: Literal["auto", "off"] = "auto"
     """pdctl's plugin inside vLLM; `off` leaves the engine alone, all but its levers still work."""
     api_key_file: FilePath | None = None
-    """File with the key the router shows to the engines. Never in argv."""
+    """File with the key the router shows to the engines; on other hosts `up` makes one without."""
 
 
 class Kv(Section):
@@ -370,21 +370,9 @@ class SshHosts(Section):
     """Hosts that each run a router; default is the first prefill host."""
 
 
-class SshTarget(Section):
-    """Hosts that exist, reached over SSH."""
+class PreparedHosts(Section):
+    """How hosts are prepared and kept running."""
 
-    kind: Literal["ssh"]
-    """Hosts that exist, reached over SSH."""
-    hosts: SshHosts
-    """Hosts by role."""
-    access: SshAccess = SshAccess()
-    """How to log in."""
-    port: Port = 8100
-    """HTTP port of the engines."""
-    side_channel_port: Port = 5600
-    """Port of NIXL's handshake."""
-    base_dir: Text = "/opt/pdctl"
-    """Directory on the hosts for everything that pdctl puts there."""
     model_dir: Text | None = None
     """Directory on the hosts for downloaded models; default is on `nvme`, else in `base_dir`."""
     model_source: (
@@ -403,6 +391,23 @@ class SshTarget(Section):
     supervision: Literal["auto", "systemd", "process"] = "auto"
     """What starts a process again that died: a systemd unit, or a process of pdctl's beside it.
     `auto`: systemd where it runs and root can be had, else the process."""
+
+
+class SshTarget(PreparedHosts):
+    """Hosts that exist, reached over SSH."""
+
+    kind: Literal["ssh"]
+    """Hosts that exist, reached over SSH."""
+    hosts: SshHosts
+    """Hosts by role."""
+    access: SshAccess = SshAccess()
+    """How to log in."""
+    port: Port = 8100
+    """HTTP port of the engines."""
+    side_channel_port: Port = 5600
+    """Port of NIXL's handshake."""
+    base_dir: Text = "/opt/pdctl"
+    """Directory on the hosts for everything that pdctl puts there."""
     start_timeout: PositiveSeconds = 1800.0
     """How long an engine may take to become healthy, loading the model included."""
     stop_timeout: PositiveSeconds = 60.0
@@ -460,7 +465,7 @@ class Ec2Access(SshAccess):
     """User of the image."""
 
 
-class Ec2Target(Section):
+class Ec2Target(PreparedHosts):
     """Hosts that pdctl makes, or adopts by `instance_ids`, on EC2."""
 
     kind: Literal["ec2"]

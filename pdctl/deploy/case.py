@@ -11,6 +11,7 @@ from pdctl.base.keyfile import key_lines
 from pdctl.base.process import ROLES, ProcessSpec
 from pdctl.config.load import Loaded
 from pdctl.config.model import Config, Ec2Target, ExternalTarget, LocalTarget, SshTarget
+from pdctl.deploy.ec2hosts import ec2_hosts, with_addresses
 from pdctl.deploy.local import read_secrets
 from pdctl.deploy.reach import ssh_hosts
 from pdctl.deploy.world import own_url
@@ -23,7 +24,7 @@ from pdctl.observe.host import wants_of
 from pdctl.observe.settings import facts_of
 from pdctl.plan.chosen import kept
 from pdctl.render.deployment import render
-from pdctl.render.model import Deployment, Place, Secrets
+from pdctl.render.model import SHOWN, Deployment, Place, Secrets
 from pdctl.render.place import place_of
 from pdctl.render.spots import THIS_MACHINE
 from pdctl.state.model import DeploymentState, ProcessRecord
@@ -56,6 +57,8 @@ def reachable(config: Config, here: Mapping[str, Host]) -> Mapping[str, Host]:
     """
     if isinstance(config.target, SshTarget):
         return ssh_hosts(config.target)
+    if isinstance(config.target, Ec2Target):
+        return ec2_hosts(config)
     return here if isinstance(config.target, LocalTarget) else {}
 
 
@@ -73,8 +76,9 @@ def case_of(
     state, facts = _state(config, facts)
     secrets, facts = _secrets(config, facts)
     place = place_of(config)
-    deployment = render(config, place)
-    deployment = render(config, place, kept(deployment.processes, state))
+    deployment = render(config, place, with_addresses(config, SHOWN))
+    chosen = with_addresses(config, kept(deployment.processes, state))
+    deployment = render(config, place, chosen)
     external = isinstance(config.target, ExternalTarget)
     endpoints = _endpoints(config, deployment, state, secrets, near)
     started = [name for name, r in (state.processes if state else {}).items() if r.ref]
@@ -188,6 +192,8 @@ def _not_asked(
 ) -> dict[str, str]:
     kind = config.target.kind
     because = f"pdctl cannot log in to hosts of `target.kind: {kind}` yet"
+    if isinstance(config.target, Ec2Target):
+        because = "`pdctl up` has not made these hosts yet, or `--offline` asks no other machine"
     if isinstance(config.target, SshTarget):
         because = "`--offline` asks no other machine"
     why = {name: because for name in wants if name not in hosts}

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +12,7 @@ from pdctl.base import paths
 from pdctl.base.command import Command, command
 from pdctl.base.errors import BadAnswerError, PdctlError, PermissionDeniedError, TemporaryError
 from pdctl.base.events import StepProgress, StepWaiting
+from pdctl.deploy.parallel import on_all
 from pdctl.deploy.world import World
 from pdctl.engine.install import InstallRecipe, InstallStep, pending
 from pdctl.plan.model import Install
@@ -20,6 +21,7 @@ from pdctl.targets.base import Host, Result
 _SHOWN_LINES = 20
 _LINE_LENGTH = 100
 _LOCK_LIMIT_S = 3600.0
+_CHECK_LIMIT_S = 120.0
 _WORD_EVERY_S = 15.0
 _ALMOST_FULL = 50 * 10**6
 _NO_SPACE = re.compile(r"No space left on device|\bENOSPC\b|Disk quota exceeded|File too large")
@@ -45,30 +47,54 @@ def require_space(host: Host, recipe: InstallRecipe) -> None:
 
 
 def apply(
-    world: World, host: Host, step_id: str, action: Install, *, root: PurePosixPath, log: Path
+    world: World,
+    hosts: Sequence[Host],
+    step_id: str,
+    action: Install,
+    *,
+    root: PurePosixPath,
+    log: Path,
+    check: Command | None = None,
 ) -> str:
-    """Apply one step where it is not done yet; what was done, in a word.
+    """Apply one step on all hosts where it is not done yet; what was done, in a word.
 
     Args:
         root: folder that the step builds; with `action.reset` it is removed first.
+        check: exits 0 where nothing has to be reset.
         log: gets every line of output.
 
     Raises:
         TemporaryError: no space left, or a limit passed.
         BadAnswerError: a command failed; carries its last lines.
     """
-    step = action.step
     with _alone(world, step_id, root):
-        if action.reset:
-            host.remove_tree(root)
-        elif not pending((step,), host.read_file):
-            return "another run did it meanwhile"
-        for file in step.files:
-            host.write_file(file.path, file.content, mode=file.mode)
-        for each in step.commands:
-            _run(world, host, step_id, step, each, root, log)
-        host.write_file(step.marker, step.fingerprint.encode())
-    return ""
+        did = on_all(hosts, lambda host: _apply(world, host, step_id, action, root, log, check))
+    return "" if any(did) else "another run did it meanwhile"
+
+
+def _apply(
+    world: World,
+    host: Host,
+    step_id: str,
+    action: Install,
+    root: PurePosixPath,
+    log: Path,
+    check: Command | None,
+) -> bool:
+    step = action.step
+    is_done = not pending((step,), host.read_file)
+    if action.reset:
+        if is_done and check is not None and host.run(check, timeout=_CHECK_LIMIT_S).ok:
+            return False  # another host's was damaged; engines run from this one
+        host.remove_tree(root)
+    elif is_done:
+        return False
+    for file in step.files:
+        host.write_file(file.path, file.content, mode=file.mode)
+    for each in step.commands:
+        _run(world, host, step_id, step, each, root, log)
+    host.write_file(step.marker, step.fingerprint.encode())
+    return True
 
 
 def _run(

@@ -1,23 +1,29 @@
 """What `up`, `plan` and `down` need when everything runs on this machine."""
 
+import os
 from pathlib import Path
+from secrets import token_urlsafe
 
+from pdctl.base import paths
 from pdctl.base.command import Secret
 from pdctl.base.errors import NotFoundError, UsageError
 from pdctl.base.events import Listener, ignore
 from pdctl.base.explain import ADMIN_TENANT
-from pdctl.config.model import Config, LocalTarget, SshTarget
+from pdctl.config.model import Config, Ec2Target, ExternalTarget, SshTarget
+from pdctl.deploy.ec2hosts import with_addresses
 from pdctl.deploy.prepare.everything import tasks_of
 from pdctl.deploy.prepare.model import hub_token
 from pdctl.deploy.survey import Wanted
 from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
+from pdctl.engine import choices
 from pdctl.engine.example import is_archive, read_from_archive
 from pdctl.observe.endpoints import tenant_key
 from pdctl.render.deployment import render
 from pdctl.render.model import SHOWN, Secrets
 from pdctl.render.place import place_of
 from pdctl.render.spots import THIS_MACHINE
+from pdctl.state.store import explained, make_private
 from pdctl.targets.local import LocalHost
 
 
@@ -39,7 +45,9 @@ def wanted_of(config: Config, file: Path, secrets: Secrets, *, verify: bool = Tr
         config=config,
         file=file,
         marks=f"{place.state}/",
-        rendered=lambda chosen: render(config, place, chosen, secrets, example),
+        rendered=lambda chosen: render(
+            config, place, with_addresses(config, chosen), secrets, example
+        ),
         place=place,
         verify=verify,
         keys=keys_of(secrets),
@@ -62,11 +70,35 @@ def read_secrets(config: Config) -> Secrets:
     Raises:
         NotFoundError: a file cannot be read; says which key names it.
     """
+    configured = config.engine.api_key_file
+    made = made_key(config.name) if configured is None and choices.asks_key(config) else None
     return Secrets(
-        engine_key=_key("engine.api_key_file", config.engine.api_key_file, first_line=True),
+        engine_key=_key("engine.api_key_file", configured, first_line=True)
+        or (_key("the engines' key", made, first_line=True) if made and made.exists() else None),
         client_keys=_key("router.api_keys_file", config.router.api_keys_file),
-        hf_token=hub_token() if isinstance(config.target, SshTarget) else None,
+        hf_token=hub_token() if isinstance(config.target, SshTarget | Ec2Target) else None,
     )
+
+
+def made_key(name: str) -> Path:
+    """Where the key is that `up` makes for engines which ask for one, when the file names none."""
+    return paths.deployment_dir(name) / "keys" / "engine"
+
+
+def make_key(config: Config) -> None:
+    """Make that key, unless it is there or none is needed.
+
+    Raises:
+        PdctlError: it cannot be written.
+    """
+    file = made_key(config.name)
+    if config.engine.api_key_file is not None or not choices.asks_key(config) or file.exists():
+        return
+    with explained(file):
+        make_private(file.parent)
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as written:
+            written.write(token_urlsafe(32) + "\n")
 
 
 def read_example(config: Config) -> bytes | None:
@@ -95,30 +127,18 @@ def _key(key: str, file: Path | None, *, first_line: bool = False) -> Secret | N
 
 
 def require_reachable(config: Config, command: str) -> None:
-    """Refuse a target that this version cannot bring up or down, and say what works.
+    """Refuse a target on which there is nothing to bring up or down.
 
     Raises:
-        UsageError: always, but for `target.kind: local` and `ssh`.
+        UsageError: something else runs the engines.
     """
-    if isinstance(config.target, LocalTarget | SshTarget):
+    if not isinstance(config.target, ExternalTarget):
         return
-    kind = config.target.kind
-    if kind == "external":
-        raise UsageError(
-            f"`pdctl {command}` has nothing to do: something else runs these engines",
-            where="key `target.kind`",
-            hints=[
-                "`pdctl render --role router --format shell` shows the router's command line",
-                "`pdctl verify` works on engines and a router that run",
-            ],
-        )
     raise UsageError(
-        f"`pdctl {command}` cannot reach `target.kind: {kind}` yet; this version runs "
-        "deployments on this machine and on hosts that exist",
+        f"`pdctl {command}` has nothing to do: something else runs these engines",
         where="key `target.kind`",
-        expected="`local` or `ssh`",
         hints=[
-            "`pdctl render` shows the commands, environment and files for every host",
-            "`pdctl plan` shows the steps",
+            "`pdctl render --role router --format shell` shows the router's command line",
+            "`pdctl verify` works on engines and a router that run",
         ],
     )

@@ -16,8 +16,9 @@ from pdctl.base.command import command
 from pdctl.base.errors import PdctlError, PermissionDeniedError, TemporaryError, UsageError
 from pdctl.base.events import Listener, Note, ignore
 from pdctl.base.process import url_of
-from pdctl.config.model import Config, LocalTarget, SshAccess, SshHost, SshTarget
+from pdctl.config.model import Config, Ec2Target, LocalTarget, SshAccess, SshHost, SshTarget
 from pdctl.deploy import audit, services
+from pdctl.deploy.ec2hosts import ec2_hosts
 from pdctl.deploy.local import this_machine
 from pdctl.deploy.world import World, own_url
 from pdctl.observe.endpoints import Served
@@ -47,14 +48,21 @@ def world_of(config: Config, listen: Listener = ignore, recorded: Iterable[str] 
         recorded: hosts that have processes of it, whether the configuration still has them or not.
 
     Raises:
-        UsageError: the target has no hosts that this version can reach.
+        UsageError: the target has no hosts that this version can reach, or none yet.
     """
     target = config.target
     if isinstance(target, LocalTarget):
         return this_machine(listen)
-    if isinstance(target, SshTarget):
-        wanted = ssh_hosts(target)
-        hosts = ssh_hosts(target, recorded)
+    if isinstance(target, SshTarget | Ec2Target):
+        if isinstance(target, Ec2Target):
+            wanted = hosts = ec2_hosts(config)
+        else:
+            wanted, hosts = ssh_hosts(target), ssh_hosts(target, recorded)
+        if not hosts:
+            raise UsageError(
+                f"`{config.name}` has no hosts on EC2 yet",
+                hints=["`pdctl up` makes or adopts them"],
+            )
         tops = tops_of(config)
         return World(
             hosts,
@@ -101,7 +109,7 @@ def config_of(state: DeploymentState) -> Config | None:
 @contextmanager
 def ways_to(config: Config) -> Iterator[Callable[[Served], str]]:
     """How this machine reaches what a deployment serves, as long as the context lasts."""
-    if not isinstance(config.target, SshTarget):
+    if not isinstance(config.target, SshTarget | Ec2Target):
         yield own_url
         return
     world = world_of(config)

@@ -9,8 +9,19 @@ from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
 from pdctl.base.events import Note, StepDone, StepFailed, StepProgress, StepSkipped, StepStarted
 from pdctl.base.process import ProcessRef, ProcessSpec, RunningProcess, Supervision
 from pdctl.config.digest import digest_of
-from pdctl.config.model import ExternalTarget
-from pdctl.deploy import audit, drains, facts, folders, gates, install, services, teardown, ttl
+from pdctl.config.model import ExternalTarget, SshTarget
+from pdctl.deploy import (
+    audit,
+    drains,
+    facts,
+    folders,
+    gates,
+    install,
+    services,
+    teardown,
+    ttl,
+    warm,
+)
 from pdctl.deploy.interrupt import Interrupts
 from pdctl.deploy.prepare.model import size_on
 from pdctl.deploy.prepare.task import apply_on
@@ -239,8 +250,7 @@ class _Run:
             self._world.listen(StepProgress(step.id, text))
 
         apply_on(task, hosts, tell)
-        for host in hosts:
-            self._audit(f"{task.what} on {host.name}")
+        self._audit(task.what, *action.hosts)
         return ""
 
     def _install(self, step: Step, action: Install) -> str:
@@ -248,13 +258,11 @@ class _Run:
         of_recipe = recipe is not None and action.step in recipe.steps
         root = recipe.layout.root if recipe and of_recipe else action.step.marker.parent
         log = paths.log_dir(self._wanted.config.name) / "install.log"
-        results = [
-            install.apply(self._world, host, step.id, action, root=root, log=log)
-            for host in self._engine_hosts()
-        ]
-        on = [host.name for host in self._engine_hosts()]
-        self._audit(f"{action.step.what} in {root}", *on)
-        return results[0]
+        check = recipe.check if recipe and of_recipe else None
+        hosts = self._engine_hosts()
+        did = install.apply(self._world, hosts, step.id, action, root=root, log=log, check=check)
+        self._audit(f"{action.step.what} in {root}", *(host.name for host in hosts))
+        return did
 
     def _write_files(self, action: WriteFiles) -> str:
         files = [file for file in self._deployment.files if str(file.path) in action.paths]
@@ -390,7 +398,21 @@ class _Run:
         )
         if records[0].role == "router" and self._found.tells:
             self._routers().tell(self._state)
+        if isinstance(self._wanted.config.target, SshTarget):
+            for record in records:
+                self._warm_up(record, limit)
         return ""
+
+    def _warm_up(self, record: ProcessRecord, limit: float) -> None:
+        """Engines only: a router proves its pairs by itself."""
+        if record.role != "router":
+            warm.warm_up(
+                self._world.near(record),
+                name=record.name,
+                model=choices.served_name(self._wanted.config),
+                key=self._wanted.keys.engine,
+                limit=limit,
+            )
 
     def _mark_healthy(self, record: ProcessRecord) -> None:
         healthy = replace(record, healthy_at=self._world.now())
@@ -485,7 +507,7 @@ def _renewed(state: DeploymentState | None, wanted: Wanted, now: float) -> Deplo
         directories=state.directories,
         proof=state.proof,
         phase=state.phase,
-        live_ttl=state.live_ttl,
+        live_ttl=None if state.live_ttl == fresh.kv else state.live_ttl,
         drained=state.drained,
         generations=state.generations,
     )

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from pdctl.base.command import command
 from pdctl.base.errors import PdctlError, UnreachableError, UsageError
 from pdctl.base.process import MARK_ENV, ProcessRef, ProcessSpec, Supervision
-from pdctl.config.model import Config, SshTarget
+from pdctl.config.model import Config, Ec2Target, SshTarget
 from pdctl.render.formats import SETTINGS_FOLDER, UNIT_FOLDER, installed_unit, unit_name
 from pdctl.render.model import Deployment, Place
 from pdctl.render.supervise import report_path, supervised
@@ -19,7 +19,7 @@ _LIMIT_S = 20.0
 _START_LIMIT_S = 60.0
 
 
-def choose(host: Host, target: SshTarget) -> Supervision:
+def choose(host: Host, target: SshTarget | Ec2Target) -> Supervision:
     """What is to keep a host's processes running.
 
     Raises:

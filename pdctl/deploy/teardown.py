@@ -1,15 +1,18 @@
 """Ending exactly what a deployment started, and proving that nothing of it is left."""
 
+import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from pdctl.base import paths
 from pdctl.base.command import command
 from pdctl.base.errors import BadAnswerError
 from pdctl.base.events import Note, StepDone, StepSkipped, StepStarted
 from pdctl.base.process import ProcessRef, RunningProcess
 from pdctl.deploy import audit
+from pdctl.deploy.prepare.router import marker_of
 from pdctl.deploy.world import World
 from pdctl.render.model import Place
 from pdctl.state.model import DeploymentState, ProcessRecord
@@ -20,7 +23,7 @@ _NO_STATE_LIMIT_S = 10.0
 _LOOK_LIMIT_S = 20.0
 _KEPT = frozenset({"logs"})
 _OURS = ("control", "plugin", "example", "keys", "tmp")
-_SHARED = ("engines", "models", "plugins")
+_SHARED = (*("engines", "models", "plugins", "supervisor", "scripts", "compiled", "wheels"),)
 """What deployments of a host share, in `base_dir`."""
 
 
@@ -102,6 +105,8 @@ def purge(world: World, name: str, place: Place) -> list[str]:
         What was removed, `host: path`.
     """
     removed: list[str] = []
+    if world.trail is not None:  # the engines' key, which `up` makes here
+        shutil.rmtree(paths.deployment_dir(name) / "keys", ignore_errors=True)
     for host_name, host in world.hosts.items():
         gone: list[PurePosixPath] = []
         if world.trail is None:
@@ -109,7 +114,7 @@ def purge(world: World, name: str, place: Place) -> list[str]:
         else:
             gone = [place.state]
             others = _other_deployments(host, place)
-            gone += [] if others else [place.cache / folder for folder in _SHARED]
+            gone += [] if others else _shared(host, place)
             if others:
                 world.listen(Note(f"{host_name}: {', '.join(others)} may need engines and models"))
         there = [path for path in gone if host.exists(path)]
@@ -120,6 +125,13 @@ def purge(world: World, name: str, place: Place) -> list[str]:
             said = f"purge {', '.join(map(str, there))}"
             audit.note_on(world, [host_name], name, said)
     return removed
+
+
+def _shared(host: Host, place: Place) -> list[PurePosixPath]:
+    folders = [place.cache / folder for folder in _SHARED]
+    python = PurePosixPath(place.pdctl_python)
+    # One that the user made is the user's.
+    return [*folders, python.parent.parent] if host.exists(marker_of(python)) else folders
 
 
 def _other_deployments(host: Host, place: Place) -> list[str]:

@@ -69,8 +69,6 @@ def look(world: World, plan: "Wanted", state: DeploymentState, wanted: Intervals
     return look_out(
         asyncio.run(_gather(world, plan, state)),
         gaps_in(_request_log(world, plan.config, routers)),
-        ttl_now=state.ttl.decoder_ttl,
-        ttl_then=wanted.decoder_ttl,
         router_now=state.ttl.router_ttl,
         router_then=wanted.router_ttl,
         uptime=world.now() - started,
@@ -148,6 +146,12 @@ def set_ttl(
     said = f"set the TTL: decode {wanted.decoder_ttl:g} s, routers {wanted.router_ttl:g} s"
     audit.note_on(world, hosts, state.name, said)
     return Changed(kept, routers)
+
+
+def note_written(store: StateStore, wanted: Intervals) -> None:
+    """The configuration's file says now what is in force."""
+    if (state := store.load()) is not None:
+        store.save(replace(state, kv=wanted, live_ttl=None))
 
 
 class _Change:

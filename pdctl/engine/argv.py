@@ -107,7 +107,7 @@ def engine_command(
         **config.model.env,
         **choices.role_of(config, role).env,
     }
-    if config.engine.api_key_file is not None:
+    if choices.asks_key(config):
         env["VLLM_API_KEY"] = secrets.api_key or Secret("")
     if secrets.hf_token is not None and "HF_HUB_OFFLINE" not in env:
         env["HF_TOKEN"] = secrets.hf_token

@@ -90,6 +90,15 @@ def router_ttl(config: Config) -> float:
     return safe_router_ttl(config.kv.decoder_ttl)
 
 
+def asks_key(config: Config) -> bool:
+    """Whether the engines ask for a key: they trust whoever reaches them with the KV of others.
+
+    On this machine nobody but its users reaches them.
+    """
+    far = config.target.kind in ("ssh", "ec2")
+    return far or config.engine.api_key_file is not None
+
+
 def is_built_in(config: Config) -> bool:
     """Whether the model is one that pdctl makes."""
     return config.model.id in (TINY_MODEL, SMALL_MODEL)
@@ -108,7 +117,7 @@ def is_offline(config: Config) -> bool:
 
 def model_source(config: Config) -> str | None:
     """An S3 prefix with the model's files."""
-    return config.target.model_source if isinstance(config.target, SshTarget) else None
+    return config.target.model_source if isinstance(config.target, SshTarget | Ec2Target) else None
 
 
 def source_path(config: Config, hub: PurePosixPath) -> PurePosixPath | None:
@@ -122,7 +131,7 @@ def source_path(config: Config, hub: PurePosixPath) -> PurePosixPath | None:
 
 def is_fetched(config: Config) -> bool:
     """Whether pdctl downloads all that the engine would ask the hub for."""
-    if not isinstance(config.target, SshTarget) or is_offline(config):
+    if not isinstance(config.target, SshTarget | Ec2Target) or is_offline(config):
         return False
     more = [*config.model.extra_args, *config.prefill.extra_args, *config.decode.extra_args]
     speculative = config.model.speculative or {}

@@ -17,6 +17,9 @@ STALL_S = 2.0
 MARGIN_S = DECLINE_S + TRANSFER_S + STALL_S
 """The sum of the three."""
 
+GIVEN_BACK_S = 1.0
+"""After so long the router has given back what it does not offer any more."""
+
 SHORTEST_DECODER_TTL_S = MARGIN_S + 1.0
 """Below this there is no router TTL of at least a second that is safe."""
 
@@ -24,6 +27,14 @@ SHORTEST_DECODER_TTL_S = MARGIN_S + 1.0
 def safe_router_ttl(decoder_ttl: float) -> float:
     """The longest safe router TTL, in seconds; it can be negative."""
     return decoder_ttl - MARGIN_S
+
+
+def kept_for(decoder_ttl: float) -> float:
+    """For how many seconds at most blocks stay on decode that nobody comes back for.
+
+    The router gives them back when it stops offering them, and looks for those once a second.
+    """
+    return max(0.0, min(decoder_ttl, safe_router_ttl(decoder_ttl) + GIVEN_BACK_S))
 
 
 def no_safe_ttl(decoder_ttl: float) -> str:

@@ -1,15 +1,20 @@
 """What EC2 answers, to facts; and what a configuration asks of it. Pure but for `read_aws`."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
 from pdctl.base.awsfacts import (
     DEPLOYMENT_TAG,
+    MADE_TAG,
     PROCESS_TAG,
+    QUOTAS,
     AwsCard,
     AwsFacts,
     AwsGroup,
+    AwsImage,
     AwsInstance,
     AwsInterface,
     AwsPlacementGroup,
@@ -18,6 +23,7 @@ from pdctl.base.awsfacts import (
     AwsRule,
     AwsSubnet,
     AwsType,
+    AwsVpc,
     AwsWant,
     WantedInstances,
 )
@@ -29,12 +35,6 @@ from pdctl.targets.ec2_read import Clients, Ec2Answers, Ec2Query, read_ec2
 T = TypeVar("T")
 Item = Mapping[str, Any]
 
-_QUOTAS = {
-    # Running On-Demand and All Spot, of P and of G and VT instances.
-    "on-demand": {"p": "L-417A185B", "g": "L-DB2E81BA"},
-    "odcr": {"p": "L-417A185B", "g": "L-DB2E81BA"},
-    "spot": {"p": "L-7212CCBC", "g": "L-3819A6DF"},
-}
 _OVER = ("[Completed]", "[Canceled]")  # how EC2 begins the description of an event that is over
 
 
@@ -85,14 +85,33 @@ def query_of(want: AwsWant) -> Ec2Query:
     )
 
 
+IMAGE_PARAMETER = (
+    "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+)
+"""Where AWS keeps the id of its image with GPU driver and EFA software, for every region."""
+
+
+def making_query_of(want: AwsWant, target: Ec2Target) -> Ec2Query:
+    """What to ask before hosts are made: all that decides whether EC2 would let them be."""
+    return replace(
+        query_of(want),
+        network=True,
+        vpc=want.vpc,
+        image=target.image or IMAGE_PARAMETER,
+        key_name=target.key_name,
+        prices=True,
+        region=want.region,
+    )
+
+
 def _quota_codes(want: AwsWant) -> set[str]:
-    codes = _QUOTAS.get(want.capacity, {})  # a capacity block counts against none of these
+    codes = QUOTAS.get(want.capacity, {})  # a capacity block counts against none of these
     return {codes[family] for each in want.engines if (family := each.instance_type[:1]) in codes}
 
 
 def quota_of(want: AwsWant, instance_type: str) -> str | None:
     """The quota that a type counts against; None when it is not known or there is none."""
-    return _QUOTAS.get(want.capacity, {}).get(instance_type[:1])
+    return QUOTAS.get(want.capacity, {}).get(instance_type[:1])
 
 
 def read_aws(
@@ -113,6 +132,7 @@ def facts_of(want: AwsWant, answers: Ec2Answers) -> AwsFacts:
         return None if found is None else tuple(reader(item) for item in found)
 
     reservations = made("reservation", _reservation)
+    images = made("image", _image)
     return AwsFacts(
         want=want,
         instances=_instances(want, parts),
@@ -123,6 +143,10 @@ def facts_of(want: AwsWant, answers: Ec2Answers) -> AwsFacts:
         placement_groups=made("placement_groups", _placement_group),
         quotas=made("quotas", _quota),
         offered=_offered(parts.get("offered")),
+        vpcs=made("vpcs", lambda item: AwsVpc(str(item.get("VpcId")), bool(item.get("IsDefault")))),
+        image=images[0] if images else None,
+        keys=made("keys", lambda item: str(item.get("KeyName"))),
+        prices=_prices(parts.get("prices")),
         problems=dict(answers.problems),
     )
 
@@ -174,6 +198,7 @@ def _instance(
         events=tuple(_events(status)),
         shutdown=_attribute(parts.get("attributes"), id, "InstanceInitiatedShutdownBehavior"),
         protected=_attribute(parts.get("attributes"), id, "DisableApiTermination"),
+        made_by=tags.get(MADE_TAG),
     )
 
 
@@ -238,7 +263,54 @@ def _type(item: Item) -> AwsType:
         ),
         vcpus=(item.get("VCpuInfo") or {}).get("DefaultVCpus"),
         gpus=sum(int(gpu.get("Count") or 0) for gpu in gpus),
+        architectures=tuple((item.get("ProcessorInfo") or {}).get("SupportedArchitectures") or ()),
+        usages=tuple(item.get("SupportedUsageClasses") or ()),
     )
+
+
+def _image(item: Item) -> AwsImage:
+    root = item.get("RootDeviceName")
+    sizes = [
+        (each.get("Ebs") or {}).get("VolumeSize")
+        for each in item.get("BlockDeviceMappings") or ()
+        if each.get("DeviceName") == root
+    ]
+    return AwsImage(
+        id=str(item.get("ImageId")),
+        name=str(item.get("Name") or ""),
+        architecture=str(item.get("Architecture") or ""),
+        state=str(item.get("State") or ""),
+        root_device=str(root) if root else None,
+        root_kind=str(item.get("RootDeviceType") or ""),
+        root_gib=sizes[0] if sizes else None,
+        platform=item.get("Platform") or None,
+    )
+
+
+def _prices(items: Sequence[Item] | None) -> dict[str, float] | None:
+    """By type; a type with no price, or with several, is left out."""
+    if items is None:
+        return None
+    found: dict[str, set[float]] = {}
+    for item in items:
+        for text in item.get("PriceList") or ():
+            for kind, price in _dollars(text):
+                found.setdefault(kind, set()).add(price)
+    return {kind: amounts.pop() for kind, amounts in found.items() if len(amounts) == 1}
+
+
+def _dollars(text: str) -> Iterator[tuple[str, float]]:
+    """Type and price an hour of one product of the price list, which is JSON in a string."""
+    try:
+        product = json.loads(text)
+        kind = str(product["product"]["attributes"]["instanceType"])
+        for term in product["terms"]["OnDemand"].values():
+            for dimension in term["priceDimensions"].values():
+                price = float(dimension["pricePerUnit"]["USD"])
+                if dimension["unit"] == "Hrs" and price > 0:
+                    yield kind, price
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return
 
 
 def _group(item: Item) -> AwsGroup:

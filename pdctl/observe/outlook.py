@@ -62,8 +62,6 @@ def look_out(
     facts: PairFacts,
     gaps: list[float],
     *,
-    ttl_now: float,
-    ttl_then: float,
     router_now: float,
     router_then: float,
     uptime: float,
@@ -72,15 +70,14 @@ def look_out(
 
     Args:
         gaps: seconds between the end of a turn and the next one of its conversation.
-        ttl_now, ttl_then: decode's, seconds.
-        router_now, router_then: for how long routers offer handles, seconds.
+        router_now, router_then: seconds for which routers offer handles before they give them back.
         uptime: of the router, seconds; what it retains came together in that time, or in the TTL.
     """
     retained = facts.router.retained_tokens if facts.router else None
-    window = min(ttl_now, uptime)
+    window = min(router_now, uptime)
     expected = None
     if retained is not None and window > 0:
-        expected = round(retained * ttl_then / window)
+        expected = round(retained * router_then / window)
     return Outlook(
         capacity_tokens=_capacity(facts),
         retained_tokens=retained,

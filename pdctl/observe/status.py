@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 import aiohttp
@@ -16,6 +17,7 @@ from pdctl.state.model import DeploymentState, Intervals, Phase, ProcessRecord
 from pdctl.targets.base import Host
 
 _TIMEOUT_S = 5.0
+_AT_ONCE = 64
 
 Near = Callable[[ProcessRecord], str]
 
@@ -36,6 +38,7 @@ class RoleStatus:
         age_s: seconds since `up` started it; None when it is gone.
         restarts: how often it was started again since; None where nothing would.
         drained: why the routers send it nothing new; empty when they do.
+        idle_s: seconds since a router last ended a client's request; None where it does not say.
     """
 
     role: RoleName
@@ -51,6 +54,7 @@ class RoleStatus:
     restarts: int | None = None
     ref: ProcessRef | None = None
     drained: str = ""
+    idle_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -124,6 +128,9 @@ async def read_status(
         near: gives the URL at which this machine reaches a process.
     """
     records = sorted(state.processes.values(), key=lambda r: (ROLES.index(r.role), r.index))
+    # By itself it would be a few threads, and hosts would wait for each other.
+    pool = ThreadPoolExecutor(min(max(len(records), 1), _AT_ONCE))
+    asyncio.get_running_loop().set_default_executor(pool)
     async with aiohttp.ClientSession() as session:
         found = await asyncio.gather(*(_read_role(session, hosts, each, near) for each in records))
     roles = [replace(role, drained=state.drained.get(role.name, "")) for role in found]
@@ -154,6 +161,7 @@ async def _read_role(
     alive = kept is not None and kept.ref is not None
     url = await asyncio.to_thread(near, record) if alive else record.url
     problem = await _problem(session, url + record.health_path) if alive else problem
+    version, idle = (None, None) if problem else await _own_words(session, record, url)
     return RoleStatus(
         role=record.role,
         index=record.index,
@@ -161,12 +169,13 @@ async def _read_role(
         pid=kept.ref.pid if kept and kept.ref else None,
         port=record.port,
         healthy=not problem,
-        version=None if problem else await _version(session, record, url),
+        version=version,
         engine_id=kept.engine_id if kept and kept.engine_id else record.engine_id,
         problem=problem,
         age_s=time.time() - record.started_at if alive and record.started_at else None,
         restarts=None if record.supervision == "none" or not kept else kept.restarts,
         ref=kept.ref if kept else None,
+        idle_s=idle,
     )
 
 
@@ -195,12 +204,18 @@ async def _problem(session: aiohttp.ClientSession, url: str) -> str:
     return ""
 
 
-async def _version(session: aiohttp.ClientSession, record: ProcessRecord, url: str) -> str | None:
-    """The router passes `/version` on to decode; its own is in its state."""
+async def _own_words(
+    session: aiohttp.ClientSession, record: ProcessRecord, url: str
+) -> tuple[str | None, float | None]:
+    """Version, and how long a router has had nothing to do. A router passes `/version` on to
+    decode; its own is in its state."""
     path = STATE_PATH if record.role == "router" else "/version"
     try:
         answer = await ask_json(session, url + path, timeout=_TIMEOUT_S)
     except PdctlError:
-        return None
-    version = answer.get("version")
-    return version if isinstance(version, str) else None
+        return None, None
+    version, idle = answer.get("version"), answer.get("idle_s")
+    return (
+        version if isinstance(version, str) else None,
+        float(idle) if isinstance(idle, int | float) else None,
+    )

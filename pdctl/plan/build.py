@@ -9,7 +9,7 @@ from pdctl.base.words import listed
 from pdctl.config.digest import digest_of
 from pdctl.config.model import Config, Ec2Target, ExternalTarget
 from pdctl.engine import choices
-from pdctl.plan.differences import differences
+from pdctl.plan.differences import TTL_OPTIONS, differences
 from pdctl.plan.facts import Facts
 from pdctl.plan.model import (
     Admit,
@@ -18,7 +18,6 @@ from pdctl.plan.model import (
     EndGenerations,
     EndLeftovers,
     Install,
-    Instance,
     MakeDirectories,
     Part,
     Plan,
@@ -34,7 +33,7 @@ from pdctl.plan.model import (
 )
 from pdctl.plan.rolling import Group, Member, changes_kind, groups_of
 from pdctl.render.model import Deployment
-from pdctl.state.model import DeploymentState, ProcessRecord
+from pdctl.state.model import DeploymentState, Intervals, ProcessRecord
 
 BY_UP = "pdctl replaces it"
 """Why an engine is drained that `up` itself will admit again."""
@@ -81,7 +80,6 @@ def build(
             *_consent(steps, facts, state, deployment, groups),
             *([_CUT_OFF] if groups and not work.drains else []),
         ),
-        instances=tuple(_instances(config)),
         hourly_usd=None if isinstance(config.target, Ec2Target) else 0.0,
         notices=deployment.notices,
     )
@@ -117,7 +115,8 @@ class _Work:
             return _Verdict(True, False, "it was never started")
         if spec.name not in self.facts.alive:
             return _Verdict(True, False, _why_dead(record))
-        if drift := (*differences(record, spec), *self._kept_otherwise(record)):
+        ignored = TTL_OPTIONS if self._ttl_holds() else ()
+        if drift := (*differences(record, spec, ignored), *self._kept_otherwise(record)):
             return _Verdict(True, True, f"the configuration changed: {_short(drift)}")
         now = self.facts.now.get(spec.name, record.ref)
         pid = now.pid if now else 0
@@ -126,6 +125,12 @@ class _Work:
         if spec.name in self.facts.healthy:
             return _Verdict(False, False, f"pid {pid} runs as configured and answers")
         return _Verdict(False, False, f"pid {pid} runs as configured; it does not answer yet")
+
+    def _ttl_holds(self) -> bool:
+        """Whether what the configuration says is in force, whatever the processes began with."""
+        config = self.config
+        wanted = Intervals(config.kv.decoder_ttl, choices.router_ttl(config))
+        return self.state is not None and self.state.ttl == wanted
 
     def _kept_otherwise(self, record: ProcessRecord) -> Iterator[str]:
         """`auto` leaves alone what is kept running at all."""
@@ -408,7 +413,7 @@ class _Work:
     def _ttl(self) -> Iterator[Step]:
         """Before anything starts: what starts has the configuration's own."""
         live = self.state.live_ttl if self.state else None
-        if live is not None:
+        if live is not None and not self._ttl_holds():
             now = format_duration(live.decoder_ttl)
             what = f"return the TTL to {format_duration(self.config.kv.decoder_ttl)}"
             why = f"`pdctl set-ttl` made it {now}, and the configuration does not say so"
@@ -546,18 +551,3 @@ def _consent(
     if deployment.recipe and any(isinstance(a, Install) and a.reset for a in actions):
         key = deployment.recipe.layout.key
         yield f"this rebuilds the engine environment `{key}`, which other deployments may use"
-
-
-def _instances(config: Config) -> Iterator[Instance]:
-    target = config.target
-    if not isinstance(target, Ec2Target):
-        return
-    for role, wanted in (
-        ("prefill", target.prefill),
-        ("decode", target.decode),
-        ("router", target.router),
-    ):
-        for _ in range(wanted.count if wanted else 0):
-            kind = (wanted.instance_type if wanted else None) or target.instance_type
-            zone = target.zones[0] if len(target.zones) == 1 else None
-            yield Instance(role, kind, zone)

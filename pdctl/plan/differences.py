@@ -1,17 +1,33 @@
 """How a running process differs from what the configuration says now, option by option."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pdctl.base.process import ProcessSpec
 from pdctl.state.model import ProcessRecord
 
+TTL_OPTIONS = (
+    "--ttl",
+    "--kv-transfer-config kv_connector_extra_config.decoder_kv_blocks_ttl",
+)
+"""What a process starts with and `set-ttl` changes while it runs."""
 
-def differences(record: ProcessRecord, spec: ProcessSpec) -> tuple[str, ...]:
-    """Lines such as `--max-num-seqs: 8 → 16`; empty when the process is as configured."""
+
+def differences(
+    record: ProcessRecord, spec: ProcessSpec, ignored: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Lines such as `--max-num-seqs: 8 → 16`; empty when the process is as configured.
+
+    Args:
+        ignored: options that may differ.
+    """
+    old, new = by_option(record.argv), by_option(spec.command.masked_argv())
+    for option in ignored:
+        old.pop(option, None)
+        new.pop(option, None)
     return (
-        *changes(by_option(record.argv), by_option(spec.command.masked_argv())),
+        *changes(old, new),
         *changes(record.env, spec.command.masked_environ()),
         *changes({"working directory": record.cwd}, {"working directory": spec.command.cwd}),
     )

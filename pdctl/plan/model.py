@@ -155,11 +155,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Instance:
-    """A machine that the plan needs; `zone` is None until it is known."""
+    """A machine that the plan needs; `zone` is None until it is known.
+
+    Attributes:
+        interfaces: network interfaces as card, device and kind.
+    """
 
     role: str
     type: str
     zone: str | None
+    interfaces: tuple[tuple[int, int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,7 +209,15 @@ class Plan:
             ],
             "resources": {
                 "instances": [
-                    {"role": each.role, "type": each.type, "zone": each.zone, "interfaces": []}
+                    {
+                        "role": each.role,
+                        "type": each.type,
+                        "zone": each.zone,
+                        "interfaces": [
+                            {"card": card, "device": device, "type": kind}
+                            for card, device, kind in each.interfaces
+                        ],
+                    }
                     for each in self.instances
                 ]
             },

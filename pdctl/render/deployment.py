@@ -218,9 +218,7 @@ def _supervisor_files(
 def may_supervise(config: Config) -> bool:
     """Whether processes may be kept running by pdctl's own supervisor."""
     target = config.target
-    if isinstance(target, SshTarget):
-        return target.supervision != "systemd"
-    return isinstance(target, Ec2Target)
+    return isinstance(target, SshTarget | Ec2Target) and target.supervision != "systemd"
 
 
 def _copies_example(config: Config) -> bool:

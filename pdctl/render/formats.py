@@ -116,7 +116,7 @@ def _process(spec: ProcessSpec) -> dict[str, Any]:
 
 
 def _shell(deployment: Deployment, config: Config, spec: ProcessSpec) -> list[Text]:
-    content = _template("shell/process.sh.j2").render(
+    content = template("shell/process.sh.j2").render(
         **_common(deployment, spec),
         argv=spec.command.masked_argv(),
         directories=[str(item.path) for item in _own_directories(deployment, spec)],
@@ -171,7 +171,7 @@ def _unit(
     folder = PurePosixPath(SETTINGS_FOLDER)
     common = _common(deployment, spec)
     cwd = spec.command.cwd
-    service = _template("systemd/process.service.j2").render(
+    service = template("systemd/process.service.j2").render(
         **common,
         argv=[_without_engine_id(word) for word in argv],
         after=_after(deployment, spec),
@@ -181,7 +181,7 @@ def _unit(
         runtime_directory=cwd.removeprefix("/run/") if cwd and cwd.startswith("/run/") else None,
         stop_timeout=_seconds(config),
     )
-    env = _template("systemd/process.env.j2").render(**common)
+    env = template("systemd/process.env.j2").render(**common)
     return [Text(f"{unit}.service", service), Text(f"{unit}.env", env, 0o600)]
 
 
@@ -321,5 +321,6 @@ def _environment() -> Environment:
     return environment
 
 
-def _template(name: str) -> Any:
+def template(name: str) -> Any:
+    """A template by its path in `templates/`."""
     return _environment().get_template(name)

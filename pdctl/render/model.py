@@ -45,7 +45,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What only a start knows, each by process name such as `prefill-0`.
+    """What only a start knows, by process name such as `prefill-0`; `addresses` by host.
 
     Whatever is missing shows as configured: port 0, a placeholder for the rest.
 

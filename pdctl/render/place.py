@@ -30,11 +30,10 @@ def place_of(config: Config) -> Place:
 
 
 def _models(target: SshTarget | Ec2Target, base: PurePosixPath) -> PurePosixPath:
-    if isinstance(target, SshTarget):
-        if target.model_dir is not None:
-            return PurePosixPath(target.model_dir)
-        if target.nvme is not None:
-            return PurePosixPath(target.nvme) / "models"
+    if target.model_dir is not None:
+        return PurePosixPath(target.model_dir)
+    if target.nvme is not None:
+        return PurePosixPath(target.nvme) / "models"
     return base / "models" / "hub"
 
 

@@ -39,9 +39,9 @@ def router_files(config: Config, place: Place, spot: Spot) -> RouterFiles:
     here = spot.host == THIS_MACHINE
 
     def key(configured: PurePath | None, copy: str) -> PurePosixPath | None:
-        if configured is None:
-            return None
-        return PurePosixPath(configured) if here else place.state / "keys" / copy
+        if here or (configured is None and copy == "clients"):
+            return None if configured is None else PurePosixPath(configured)
+        return place.state / "keys" / copy
 
     log = config.router.request_log
     return RouterFiles(
@@ -161,7 +161,7 @@ def _example(
     # Engines that something else runs say nothing of their interpreter.
     python = python or config.engine.python or place.default_python
     env = dict(_ENV)
-    if config.engine.api_key_file is not None:
+    if choices.asks_key(config):
         env[example.KEY_ENV] = key or Secret("")
     words = ["--host", spot.address, "--port", str(spot.port)]
     for role, flag in (("prefill", "prefiller"), ("decode", "decoder")):

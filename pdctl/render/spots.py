@@ -45,9 +45,12 @@ def hosts_of(spots: Sequence[Spot]) -> list[str]:
 
 def _settled(spot: Spot, chosen: Chosen) -> Spot:
     side = spot.side_channel_port
+    known = chosen.addresses.get(spot.host)
+    router = spot.role == "router"  # it listens where the configuration says
     return replace(
         spot,
-        address=chosen.addresses.get(spot.name, spot.address),
+        address=spot.address if router or known is None else known,
+        reached=known if router and known is not None else spot.reached,
         port=chosen.ports.get(spot.name, spot.port),
         side_channel_port=None if side is None else chosen.side_channel_ports.get(spot.name, side),
     )

@@ -59,10 +59,10 @@ class Renewer:
     async def _renew(self, leases: list[Lease], clock: Callable[[], float], ttl: float) -> None:
         now = clock()
         first = leases[0]
-        engine = self._shared.fleet.decode[first.decode]
+        engine = self._shared.fleet.decode.get(first.decode)
         told: _Told = None
         # Who waits there waits for the room that this would keep.
-        if engine.healthy and not engine.waiting:
+        if engine is not None and engine.serves and not engine.waiting:
             told = await self._ask(
                 first, {each.request_id: each.expiry_at(each.wanted(now, ttl)) for each in leases}
             )

@@ -95,6 +95,7 @@ class Router:
             EngineSwitch(self.shared, gate, settings.engines_file),
         )
         self._in_flight = 0
+        self._last_work = time.monotonic()
         self.shared.metrics.in_flight.set_function(lambda: self._in_flight)
         self._limits_running: set[asyncio.Timeout] = set()
         self.log = RequestLog(
@@ -267,6 +268,7 @@ class Router:
         return {
             "ready": fleet.ready() and not self.draining,
             "version": __version__,
+            "idle_s": round(time.monotonic() - self._last_work, 1),
             "ttl": self.policy.ttl,
             "threshold": self.settings.threshold,
             "handles": sum(total.handles for total in totals.values()),
@@ -349,6 +351,8 @@ class Router:
             return error_answer(500, "The router has a bug; its log says more", "internal_error")
         finally:
             self._in_flight -= 1
+            if works:
+                self._last_work = time.monotonic()
         metrics.count_request(path, response.status)
         return response
 

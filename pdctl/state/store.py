@@ -61,20 +61,7 @@ class StateStore:
             PermissionDeniedError, TemporaryError: not allowed; no space left.
         """
         content = json.dumps(_ADAPTER.dump_python(state, mode="json"), indent=1).encode()
-        with explained(self.path):
-            make_private(self.directory)
-            handle, scratch = tempfile.mkstemp(prefix=f".{FILE_NAME}.", dir=self.directory)
-            try:
-                with os.fdopen(handle, "wb") as file:  # mkstemp makes it 0600
-                    file.write(content + b"\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(scratch, self.path)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(scratch)
-                raise
-            _sync_directory(self.directory)
+        write_private(self.path, content + b"\n")
 
     def remove(self) -> None:
         """Forget the deployment; not an error when there is nothing to forget."""
@@ -132,6 +119,28 @@ class StateStore:
             f"pdctl down --name {self.name} {FORGET_OPTION} keeps the file under another name "
             "and ends the processes that carry this deployment's mark",
         )
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file of this user alone, whole or not at all; its folder is made if need be.
+
+    Raises:
+        PermissionDeniedError, TemporaryError: not allowed; no space left.
+    """
+    with explained(path):
+        make_private(path.parent)
+        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:  # mkstemp makes it 0600
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(scratch)
+            raise
+        _sync_directory(path.parent)
 
 
 def make_private(directory: Path) -> None:

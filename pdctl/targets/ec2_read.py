@@ -4,10 +4,13 @@ Answers are EC2's own, as boto3 gives them; `observe.aws` makes facts of them. W
 asked costs its own part only: a permission that is missing is named, never a crash.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pdctl.targets import ec2_ground
 
 CONNECT_S = 5.0
 READ_S = 15.0
@@ -42,6 +45,10 @@ class Ec2Query:
         groups, subnets: ids that are asked about besides those of the instances.
         reservation: id of a capacity reservation.
         quotas: codes.
+        network: find the VPC (`vpc`, or else the default one) and its subnets too.
+        image: id of one, or with a `/` the name of the SSM parameter that has it.
+        key_name: a key pair.
+        prices: ask for the prices of `types` in the region.
     """
 
     ids: tuple[str, ...] = ()
@@ -52,6 +59,12 @@ class Ec2Query:
     subnets: tuple[str, ...] = ()
     reservation: str | None = None
     quotas: tuple[str, ...] = ()
+    network: bool = False
+    vpc: str | None = None
+    image: str | None = None
+    key_name: str | None = None
+    prices: bool = False
+    region: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,8 +93,14 @@ def clients_of(region: str, profile: str | None = None) -> Clients:
     )
     session = boto3.Session(profile_name=profile, region_name=region)
 
+    # The price list has endpoints in a few regions only; what it says is about all of them.
+    elsewhere = {"pricing": config.merge(Config(region_name="us-east-1"))}
+
+    @functools.cache  # making one takes longer than what is asked
     def client(service: str) -> Any:
-        return session.client(service, config=config)  # type: ignore[call-overload]
+        return session.client(  # type: ignore[call-overload]
+            service, config=elsewhere.get(service, config)
+        )
 
     return client
 
@@ -101,7 +120,7 @@ def read_ec2(
         limit: seconds after which nothing more is asked.
     """
     try:
-        reader = _Reader(clients or clients_of(region, profile), time.monotonic() + limit)
+        reader = Reader(clients or clients_of(region, profile), time.monotonic() + limit)
         _ask(reader, query)
     except _NoAnswerError as error:
         return Ec2Answers(error=str(error))
@@ -110,7 +129,7 @@ def read_ec2(
     return Ec2Answers(reader.parts, reader.problems)
 
 
-class _Reader:
+class Reader:
     """Asks one thing after the other and keeps answers and problems."""
 
     def __init__(self, clients: Clients, deadline: float) -> None:
@@ -151,6 +170,7 @@ class _Reader:
         ask: Callable[[Any], list[dict[str, Any]]],
     ) -> list[dict[str, Any]]:
         from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
 
         if time.monotonic() > self._deadline:
             self.problems[part] = "it was not asked: the time limit had passed"
@@ -160,8 +180,15 @@ class _Reader:
         except ClientError as error:
             self.problems[part] = _said(error.response.get("Error", {}), service, operation)
             return []
+        except ResponseParserError:  # a server in between, or one that only looks like AWS
+            action = permission(service, operation)
+            self.problems[part] = f"the answer to {action} is none of AWS's"
+            return []
         except BotoCoreError as error:
-            raise _NoAnswerError(_no_answer(error)) from error
+            if service == "ec2":
+                raise _NoAnswerError(_no_answer(error)) from error
+            self.problems[part] = _no_answer(error)  # an endpoint that only this one lacks
+            return []
         self.parts.setdefault(part, []).extend(found)
         return found
 
@@ -190,7 +217,7 @@ def permission(service: str, operation: str) -> str:
     return f"{name}:{''.join(word.capitalize() for word in operation.split('_'))}"
 
 
-def _ask(reader: _Reader, query: Ec2Query) -> None:
+def _ask(reader: Reader, query: Ec2Query) -> None:
     instances = list(_instances(reader, query))
     ids = [each["InstanceId"] for each in instances]
     if ids:
@@ -205,7 +232,14 @@ def _ask(reader: _Reader, query: Ec2Query) -> None:
             LocationType="availability-zone",
             Filters=[{"Name": "instance-type", "Values": types}],
         )
-    _network(reader, query, instances)
+    subnets = ec2_ground.vpc(reader, query) if query.network else ()
+    _network(reader, query, instances, subnets)
+    if query.image:
+        ec2_ground.image(reader, query.image)
+    if query.key_name:
+        ec2_ground.key(reader, query.key_name)
+    if query.prices:
+        ec2_ground.prices(reader, query)
     if query.reservation:
         reader.pages(
             "reservation",
@@ -224,7 +258,7 @@ def _ask(reader: _Reader, query: Ec2Query) -> None:
         )
 
 
-def _instances(reader: _Reader, query: Ec2Query) -> Iterator[dict[str, Any]]:
+def _instances(reader: Reader, query: Ec2Query) -> Iterator[dict[str, Any]]:
     """By id, else by address, else by tag. Those that ended long ago are still told for a while."""
     filters: list[dict[str, Any]] = []
     if query.addresses:
@@ -248,7 +282,7 @@ def _instances(reader: _Reader, query: Ec2Query) -> Iterator[dict[str, Any]]:
     yield from kept
 
 
-def _of_instances(reader: _Reader, ids: Sequence[str]) -> None:
+def _of_instances(reader: Reader, ids: Sequence[str]) -> None:
     reader.pages(
         "statuses",
         "describe_instance_status",
@@ -274,7 +308,12 @@ def _of_instances(reader: _Reader, ids: Sequence[str]) -> None:
             )
 
 
-def _network(reader: _Reader, query: Ec2Query, instances: Sequence[Mapping[str, Any]]) -> None:
+def _network(
+    reader: Reader,
+    query: Ec2Query,
+    instances: Sequence[Mapping[str, Any]],
+    more: Sequence[str] = (),
+) -> None:
     interfaces = reader.parts.get("interfaces") or [
         each for instance in instances for each in instance.get("NetworkInterfaces") or ()
     ]
@@ -283,7 +322,7 @@ def _network(reader: _Reader, query: Ec2Query, instances: Sequence[Mapping[str, 
     if groups:
         reader.pages("groups", "describe_security_groups", "SecurityGroups", GroupIds=groups)
     subnets = sorted(
-        {*query.subnets, *(each["SubnetId"] for each in instances if each.get("SubnetId"))}
+        {*query.subnets, *more, *(each["SubnetId"] for each in instances if each.get("SubnetId"))}
     )
     if subnets:
         answers = reader.pages("subnets", "describe_subnets", "Subnets", SubnetIds=subnets)

@@ -1,4 +1,4 @@
-"""docs/analyze.md: its examples are what is printed, its keys are those that are emitted."""
+"""docs/analyze.md and docs/tuning.md: examples are what is printed, keys those that are emitted."""
 
 import json
 import re
@@ -11,6 +11,7 @@ from tests.cli.helpers import run_cli
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/analyze.md").read_text()
+TUNING = (ROOT / "docs/tuning.md").read_text()
 EXAMPLE = "examples/requests.jsonl"
 
 
@@ -21,7 +22,7 @@ def at_home(monkeypatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-@pytest.mark.parametrize("block", re.findall(r"```console\n\$ (.*?)```", TEXT, re.DOTALL))
+@pytest.mark.parametrize("block", re.findall(r"```console\n\$ (.*?)```", TEXT + TUNING, re.DOTALL))
 def test_examples_print_what_is_shown(block: str) -> None:
     command, _, shown = block.partition("\n")
     printed = run_cli(*shlex.split(command)[1:]).stdout

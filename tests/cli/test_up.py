@@ -245,19 +245,6 @@ def test_a_damaged_state_is_named_and_left(deployed: Deployed) -> None:
         assert file.read_text() == "{"
 
 
-def test_targets_that_are_not_built_yet_say_so(deployed: Deployed) -> None:
-    target = {"kind": "ec2", "region": "us-east-2"}
-    deployed.write(target=target, router={"port": 8000}, kv={})
-    for command in ("up", "down"):
-        result = run_cli(*deployed.args(command))
-        assert result.exit_code == ExitCode.USAGE, result.stderr
-        assert f"cannot reach `target.kind: {target['kind']}` yet" in result.stderr
-        assert "pdctl render" in result.stderr
-    plan = run_cli(*deployed.args("plan"))
-    assert plan.exit_code == 0
-    assert "were not asked" in plan.stderr
-
-
 def test_hosts_that_cannot_be_reached_are_no_plan_but_the_first(
     deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def far_place(base: Path) -> Place:
         place_here("demo"),
         cache=PurePosixPath(base),
         state=PurePosixPath(base / "deployments" / "demo"),
+        pdctl_python=str(base / "pdctl" / "bin" / "python"),
     )
 
 
@@ -86,6 +87,15 @@ def test_purge_leaves_what_others_use_and_what_is_not_ours(base: Path, *, alone:
     assert not (base / "deployments" / "demo").exists()
     assert purge(there, "demo", place) == []
     assert audit.read(there, "demo").changes[-1].change.startswith("purge ")
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_purge_removes_the_routers_environment_if_up_made_it(base: Path, *, made: bool) -> None:
+    (base / "pdctl" / "bin").mkdir(parents=True)
+    if made:
+        (base / "pdctl" / "PDCTL").touch()
+    purge(world(base), "demo", far_place(base))
+    assert (base / "pdctl").exists() is not made
 
 
 def test_on_this_machine_logs_go_and_the_audit_log_stays(base: Path) -> None:

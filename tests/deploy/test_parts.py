@@ -153,7 +153,6 @@ def test_a_key_that_cannot_be_read_names_its_key(tmp_path: Path, content: bytes 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ({"kind": "ec2", "region": "us-east-2"}, "cannot reach `target.kind: ec2` yet"),
         (
             {"kind": "external", "prefill": ["http://a"], "decode": ["http://b"]},
             "something else runs these engines",

@@ -133,6 +133,13 @@ def test_the_configurations_own_values_are_no_change(deployed: Deployed) -> None
     assert deployed.now.live_ttl is None
 
 
+def test_what_was_written_into_the_file_is_the_configurations_own(deployed: Deployed) -> None:
+    deployed.set(60)
+    ttl.note_written(deployed.store, Intervals(60, 52))
+    assert (deployed.now.kv, deployed.now.live_ttl) == (Intervals(60, 52), None)
+    assert deployed.now.ttl == Intervals(60, 52)
+
+
 def test_a_router_that_refuses_leaves_decode_as_it_was_or_longer(deployed: Deployed) -> None:
     deployed.refuses = UnreachableError("no answer")
     with pytest.raises(UnreachableError):

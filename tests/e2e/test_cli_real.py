@@ -222,6 +222,13 @@ def the_ttl_is_lowered_and_raised_under_load(person: Person, up: dict[str, Any])
     state = json.loads(urllib.request.urlopen(f"{urls['router-0']}/ready", timeout=10).read())
     assert state["ttl"] == 472
 
+    for seconds in (700, 480):
+        person.asks("set-ttl", str(seconds), "--write", "--yes")
+        kv = person.asks("status")["kv"]
+        assert kv == {"decoder_ttl": seconds, "router_ttl": seconds - 8}
+        shown = person.asks("plan")
+        assert [step["id"] for step in shown["steps"] if step["changes"]] == []
+
 
 def the_bench_sees_what_reuse_brings(person: Person) -> None:
     """The short twin of the bench in the README: prefill restarted without its prefix cache."""

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import aiohttp
 import psutil
@@ -16,7 +17,8 @@ import pytest
 
 from pdctl.engine.ttl import safe_router_ttl
 from pdctl.observe.turns import Turn
-from tests.e2e.harness import LogMark, Pair, Routed, random_ids, routed
+from tests.e2e.harness import LogMark, Pair, Routed, Setup, random_ids, routed
+from tests.e2e.replay import PATIENT, Seen, Traffic, agents, pauses_of, play, watched
 from tests.e2e.test_pressure import BLOCKS, SMALL
 
 pytestmark = pytest.mark.engines(SMALL)
@@ -82,6 +84,12 @@ async def until_free(pair: Pair, session: aiohttp.ClientSession, limit: float) -
         while await kept(pair, session):
             await asyncio.sleep(0.2)
     return time.monotonic() - began
+
+
+async def handles(router: Routed) -> int:
+    """Turns that could be reused."""
+    totals = await router.router.shared.store.totals()
+    return sum(total.handles for total in totals.values())
 
 
 async def is_cold(pair: Pair, session: aiohttp.ClientSession, talk: Talk, turn: Turn) -> bool:
@@ -156,16 +164,56 @@ async def test_a_decode_server_that_stalls_is_not_believed_in(
 async def test_a_decode_server_that_is_killed_takes_its_turns_with_it(
     pair: Pair, session: aiohttp.ClientSession
 ) -> None:
-    mark = pair.mark()
-    async with talking(pair, "comes back") as (router, (talk,)):
+    """The last of this module, so that nobody waits until it runs again."""
+    async with talking(pair, "is lost") as (router, (talk,)):
+        shared = router.router.shared
         await asyncio.sleep(safe_router_ttl(TTL) + 1)
-        assert router.router.shared.metrics.renewals.labels("renewed")._value.get() > 0
-        await asyncio.to_thread(pair.restart_decode, kill=True)
-        async with asyncio.timeout(30):
-            while not router.router.shared.fleet.decode[pair.decode].healthy:
+        assert shared.metrics.renewals.labels("renewed")._value.get() > 0
+        await asyncio.to_thread(pair.end, "decode", kill=True)
+        async with asyncio.timeout(20):
+            while len(shared.leases) or await handles(router):
                 await asyncio.sleep(0.1)
-        turn = await talk.turn()
-        assert turn.explanation is not None
-        assert turn.explanation.outcome == "MISS"
-        assert await is_cold(pair, session, talk, turn)
-    assert nothing_was_declined(pair, mark)
+        turn = await router.send(session, prompt=talk.prompt, conversation_id=talk.name)
+        assert turn.status in (502, 503)
+
+
+ROOMY = Setup("renewal", config={"router.renew_idle": 1})
+"""With room for all conversations, so that nothing has to go before its time."""
+LONG_TTL, SHORT_TTL, FASTER = 42.0, 14.0, 10
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.engines(ROOMY)
+async def test_at_the_same_hit_rate_a_short_ttl_that_is_renewed_keeps_fewer_blocks(
+    pair: Pair, session: aiohttp.ClientSession
+) -> None:
+    plan = agents(14, 600.0, 4, away=150.0)
+    pauses = pauses_of(plan)
+    short, long = safe_router_ttl(SHORT_TTL), safe_router_ttl(LONG_TTL)
+    missed = [pause for pause in pauses if short + 1 < pause / FASTER < long - 2]
+    assert len(missed) > 0.1 * len(pauses), "the short TTL alone would do"
+
+    async def played(ttl: float, idle: float) -> tuple[dict[str, int], list[Seen]]:
+        pair.set_ttl(ttl)
+        traffic = Traffic()
+        async with (
+            routed(pair, ttl=safe_router_ttl(ttl), renew_idle=idle, limits=PATIENT) as router,
+            watched(pair, session, traffic) as seen,
+        ):
+            outcomes = await play(router, plan, traffic, faster=FASTER)
+            await until_free(pair, session, LONG_TTL + 30)
+        return outcomes, seen
+
+    rows = []
+    for ttl, idle in ((LONG_TTL, 0.0), (SHORT_TTL, safe_router_ttl(LONG_TTL))):
+        outcomes, seen = await played(ttl, idle)
+        area = sum(one.blocks * (then.at - one.at) for one, then in pairwise(seen))
+        rows.append((outcomes.get("HIT", 0), area))
+        print(
+            f"\n| {ttl:g} s | {idle:g} s | {outcomes} | {area:.0f} block seconds | "
+            f"{max(each.blocks for each in seen)} at most |"
+        )
+    (long_hits, long_area), (renewed_hits, renewed_area) = rows
+    assert renewed_hits >= 0.98 * long_hits
+    assert renewed_area < 0.7 * long_area

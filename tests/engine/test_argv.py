@@ -107,6 +107,7 @@ def test_p5en_decode_whole() -> None:
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": "/t",
+        "VLLM_API_KEY": "",  # `up` makes one
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.2",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5601",
         "VLLM_NO_USAGE_STATS": "1",

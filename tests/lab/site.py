@@ -139,12 +139,14 @@ class Site:
     Attributes:
         edited: the operator's own copy of the example, for tests that change it.
         no_clock: why no host can have another clock; empty when one can.
+        real: engines are vLLM.
     """
 
     lab: Lab
     operator: Operator
     edited: Path
     no_clock: str
+    real: bool
 
     @property
     def prefill(self) -> LabHost:
@@ -253,7 +255,7 @@ def made(hosts: int, folder: Path, *, real: bool = True) -> Iterator[Site]:
         lab = undo.enter_context(make_lab(hosts, folder / "hosts", subnet=SUBNET, shared=shared))
         put_pdctl(lab.hosts[2])
         operator = Operator(home(folder / "operator", lab), EXAMPLE)
-        yield Site(lab, operator, folder / "pd.yaml", no_clock)
+        yield Site(lab, operator, folder / "pd.yaml", no_clock, real)
 
 
 def stand_in(folder: Path, python: Path) -> Path:

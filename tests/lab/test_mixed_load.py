@@ -32,11 +32,8 @@ OVERALL, OVERALL_SHORT = 0.95, 0.9
 """Of what the oracle says was possible; in a short session two or three turns decide."""
 
 _SOAK = (pytest.mark.soak, pytest.mark.timeout(3600))
-SESSIONS = [
-    pytest.param("stand-in", 150, id="stand-in"),
-    pytest.param("real", 48, id="real-short"),
-    pytest.param("real", 300, id="real-long", marks=_SOAK),
-]
+QUICK, SHORT, LONG = 150, 48, 300
+"""Turns: with stand-ins, with vLLM, and with both in a soak."""
 
 
 class Far(Sender):
@@ -75,10 +72,11 @@ def agents_for(turns: int) -> list[Agent]:
     return team(seed=57 + turns, size=2 * (8 + turns // 50))[::2]
 
 
-@pytest.mark.parametrize(("site", "turns"), SESSIONS, indirect=["site"])
+@pytest.mark.parametrize("soak", [False, pytest.param(True, marks=_SOAK)], ids=["short", "long"])
 async def test_four_engines_reuse_what_the_oracle_says(
-    site: Site, grown: Operator, turns: int, capfd: pytest.CaptureFixture[str]
+    site: Site, grown: Operator, soak: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    turns = LONG if soak else SHORT if site.real else QUICK
     async with aiohttp.ClientSession() as session:
         stage = Stage(Far(site), session, Door(site.url, ROUTER_TTL_S))
         await stage.play(agents_for(turns), turns)

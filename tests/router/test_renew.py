@@ -31,7 +31,6 @@ SLACK = 2.0
 async def renewing(d: FakeEngine | None = None, **settings: Any) -> AsyncIterator[World]:
     decode = d or FakeEngine("decode", renews=True)
     async with world(d=decode, ttl=ROUTER_TTL, **({"renew_idle": 300.0} | settings)) as w:
-        w.d.held.clear()  # the probe's
         yield w
 
 
@@ -55,6 +54,17 @@ async def later(w: World, seconds: float = LATER) -> None:
 
 def counted(w: World, result: str) -> float:
     return w.router.shared.metrics.renewals.labels(result)._value.get()  # type: ignore[no-any-return]
+
+
+def expiry_told(w: World, request_id: str) -> float:
+    """What prefill was told of decode's deadline when it pulled that turn."""
+    pulls = [body["kv_transfer_params"] for body in w.p.seen]
+    (told,) = [
+        each["remote_blocks_expiry_time"]
+        for each in pulls
+        if each.get("remote_request_id") == request_id and each["remote_num_tokens"]
+    ]
+    return told  # type: ignore[no-any-return]
 
 
 async def kept(w: World) -> Found:
@@ -83,12 +93,7 @@ async def test_it_is_kept_for_as_long_as_decode_says() -> None:
         assert w.d.kept[name] == until
         status, _, told = await w.ask(second)
         assert (status, told["outcome"]) == (200, "HIT")
-        (pull,) = [
-            body["kv_transfer_params"]
-            for body in w.p.seen
-            if body["kv_transfer_params"].get("remote_num_tokens")
-        ]
-        assert pull["remote_blocks_expiry_time"] == until
+        assert expiry_told(w, name) == until
 
 
 async def test_decodes_word_counts_and_not_what_was_asked() -> None:
@@ -212,6 +217,21 @@ async def test_who_waits_for_room_comes_first() -> None:
         assert len(w.d.renewals) == 1
 
 
+async def test_an_engine_that_is_drained_or_gone_is_not_asked() -> None:
+    async with renewing() as w:
+        await begun(w)
+        fleet = w.router.shared.fleet
+        fleet.drain(w.d.url, "it is to be restarted")
+        await later(w)
+        fleet.drain(w.d.url, "")
+        engine = fleet.decode.pop(w.d.url)
+        await later(w, LATER + 2)
+        fleet.decode[w.d.url] = engine
+        assert w.d.renewals == []
+        await later(w, LATER + 4)
+        assert len(w.d.renewals) == 1
+
+
 async def test_an_engine_that_was_restarted_is_not_asked_for_what_it_had() -> None:
     async with renewing() as w:
         await begun(w)
@@ -265,22 +285,15 @@ async def test_two_routers_renew_what_they_served_and_see_each_others(server: Re
                 World(url, router, w.p, w.d, http)
                 for url, router in zip((one, two), routers, strict=True)
             )
-            w.d.held.clear()
             second = await begun(a)
             (handle_id,) = [lease.id for lease in a.router.shared.leases._leases.values()]
             await later(b)
             assert w.d.renewals == [], "the other router served it"
             await later(a)
-            ((_, until),) = w.d.renewals[0]["until"].items()
+            ((name, until),) = w.d.renewals[0]["until"].items()
             # The other one uses it, with the deadline that decode has confirmed.
-            w.p.seen.clear()
             assert (await b.ask(second))[2]["outcome"] == "HIT"
-            (pull,) = [
-                body["kv_transfer_params"]
-                for body in w.p.seen
-                if body["kv_transfer_params"].get("remote_num_tokens")
-            ]
-            assert pull["remote_blocks_expiry_time"] == until
+            assert expiry_told(w, name) == until
             assert await a.router.shared.store.free([handle_id]) == set()
             await later(a, LATER + 60)
             assert all(handle_id.partition("/")[2] not in r["until"] for r in w.d.renewals[1:])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from pdctl.config.model import Config, SshTarget
+from pdctl.config.model import Config, Ec2Target, SshTarget
 from pdctl.deploy.prepare.disks import nvme_task
 from pdctl.deploy.prepare.efa import efa_task
 from pdctl.deploy.prepare.memory import huge_pages_task, limits_task
@@ -19,13 +19,17 @@ def tasks_of(
     config: Config, place: Place, deployment: Deployment, secrets: Secrets
 ) -> tuple[Task, ...]:
     """In the order they are done; none for this machine, where all is up to its user."""
-    if not isinstance(config.target, SshTarget):
+    if not isinstance(config.target, SshTarget | Ec2Target):
         return ()
     return tuple(_tasks(config, config.target, place, deployment, secrets))
 
 
 def _tasks(
-    config: Config, target: SshTarget, place: Place, deployment: Deployment, secrets: Secrets
+    config: Config,
+    target: SshTarget | Ec2Target,
+    place: Place,
+    deployment: Deployment,
+    secrets: Secrets,
 ) -> Iterator[Task]:
     engines, routers = _hosts(deployment, router=False), _hosts(deployment, router=True)
     sudo = target.access.sudo
@@ -57,7 +61,9 @@ def _hosts(deployment: Deployment, *, router: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _of_engines(config: Config, target: SshTarget, deployment: Deployment) -> Iterator[Need]:
+def _of_engines(
+    config: Config, target: SshTarget | Ec2Target, deployment: Deployment
+) -> Iterator[Need]:
     if deployment.recipe is not None:
         yield venv_for(str(deployment.recipe.layout.python))
     if "LIBFABRIC" in choices.backends(config):

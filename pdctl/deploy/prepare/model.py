@@ -26,7 +26,7 @@ from pdctl.base.errors import (
     TemporaryError,
     UnreachableError,
 )
-from pdctl.config.model import Config, SshTarget
+from pdctl.config.model import Config, Ec2Target, SshTarget
 from pdctl.deploy.prepare.task import Task
 from pdctl.engine import choices
 from pdctl.render.model import Place
@@ -226,7 +226,7 @@ def marker_of(config: Config, place: Place) -> PurePosixPath:
 
 def size_on(host: Host, config: Config, place: Place) -> int:
     """Bytes of a downloaded model; 0 when nobody knows."""
-    if place.hub is None or not isinstance(config.target, SshTarget):
+    if place.hub is None or not isinstance(config.target, SshTarget | Ec2Target):
         return 0
     return int(_read(host, marker_of(config, place)).get("bytes") or 0)
 

@@ -47,12 +47,13 @@ def _fingerprint(redis: bool) -> str:
     return hashlib.sha256(_wheel() + bytes(redis)).hexdigest()
 
 
-def _marker(python: PurePosixPath) -> PurePosixPath:
+def marker_of(python: PurePosixPath) -> PurePosixPath:
+    """Is there in an environment that pdctl made, and says which pdctl is in it."""
     return python.parent.parent / "PDCTL"
 
 
 def _look(host: Host, python: PurePosixPath, wanted: str) -> str:
-    made = host.read_file(_marker(python))
+    made = host.read_file(marker_of(python))
     if made is None:
         return "" if _is_the_users(host, python) else "there is none"
     return "" if made.decode(errors="replace").strip() == wanted else "it is another version"
@@ -69,15 +70,15 @@ def _install(host: Host, python: PurePosixPath, redis: bool, tell: OutputSink) -
     folder = python.parent.parent
     wheel = folder.parent / "wheels" / wheel_name()
     host.write_file(wheel, _wheel())
-    if not host.exists(_marker(python)):
+    if not host.exists(marker_of(python)):
         _run(host, tell, _base_python(host), "-I", "-m", "venv", "--clear", str(folder))
-        host.write_file(_marker(python), b"unfinished\n")
+        host.write_file(marker_of(python), b"unfinished\n")
     pip = (str(python), "-I", "-m", "pip", "install")
     extra = "[redis]" if redis else ""
     _run(host, tell, *pip, f"{wheel}{extra}", *_QUIET)
     # The same version may be another program: pip would leave the old one.
     _run(host, tell, *pip, "--force-reinstall", "--no-deps", str(wheel), *_QUIET)
-    host.write_file(_marker(python), _fingerprint(redis).encode() + b"\n")
+    host.write_file(marker_of(python), _fingerprint(redis).encode() + b"\n")
 
 
 def _base_python(host: Host) -> str:

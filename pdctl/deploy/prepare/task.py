@@ -1,11 +1,11 @@
 """What a task is, and how it is looked at and done on several hosts at the same time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
 from pdctl.base.errors import PermissionDeniedError
+from pdctl.deploy.parallel import on_all
 from pdctl.plan.facts import TaskFacts
 from pdctl.targets.base import Host, OutputSink
 from pdctl.targets.privilege import can_be_root
@@ -15,8 +15,6 @@ Look = Callable[[Host], str]
 """Why there is something to do on a host; empty when there is nothing."""
 Apply = Callable[[Host, OutputSink], None]
 """Does it, and tells lines while it does."""
-
-_MOST_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,11 @@ class Task:
 def look_at(tasks: Sequence[Task], hosts: Mapping[str, Host]) -> tuple[TaskFacts, ...]:
     """What is to be done where; all hosts at the same time."""
 
-    def on(name: str) -> dict[str, str]:
-        return {task.id: task.look(hosts[name]) for task in tasks if name in task.hosts}
+    def on(host: Host) -> dict[str, str]:
+        return {task.id: task.look(host) for task in tasks if host.name in task.hosts}
 
     names = list(dict.fromkeys(name for task in tasks for name in task.hosts))
-    if not names:
-        return ()
-    with ThreadPoolExecutor(min(len(names), _MOST_AT_ONCE)) as pool:
-        found = dict(zip(names, pool.map(on, names), strict=True))
+    found = dict(zip(names, on_all([hosts[name] for name in names], on), strict=True))
     return tuple(
         TaskFacts(
             id=task.id,
@@ -80,20 +75,11 @@ def apply_on(task: Task, hosts: Sequence[Host], tell: Callable[[Host, str], None
     if task.root is not None:
         for host in hosts:
             _require_root(task, host)
-    if not hosts:
-        return
-    with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE)) as pool:
-        work = [
-            pool.submit(task.apply, host, lambda line, host=host: tell(host, line))
-            for host in hosts
-        ]
-        try:
-            for each in work:
-                each.result()
-        except KeyboardInterrupt:
-            for host in hosts:
-                host.close()  # which ends what runs on them for us
-            raise
+
+    def apply(host: Host) -> None:
+        task.apply(host, lambda line: tell(host, line))
+
+    on_all(hosts, apply)
 
 
 def _require_root(task: Task, host: Host) -> None:

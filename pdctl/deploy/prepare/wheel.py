@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata, resources
@@ -56,10 +57,26 @@ def _package(folder: Traversable | Path, name: str) -> Iterator[tuple[str, bytes
 
 def _metadata() -> str:
     lines = ["Metadata-Version: 2.1", "Name: pdctl", f"Version: {__version__}"]
-    about = metadata.metadata("pdctl")
-    for key in ("Requires-Python", "Provides-Extra", "Requires-Dist"):
-        lines += [f"{key}: {value}" for value in about.get_all(key) or ()]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_requirements()]) + "\n"
+
+
+def _requirements() -> Iterator[str]:
+    """Of a checkout as it is now: what was installed from it may have had other ones."""
+    checkout = templates_dir().with_name("pyproject.toml")
+    if not checkout.exists():
+        about = metadata.metadata("pdctl")
+        for key in ("Requires-Python", "Provides-Extra", "Requires-Dist"):
+            yield from (f"{key}: {value}" for value in about.get_all(key) or ())
+        return
+    project = tomllib.loads(checkout.read_text())["project"]
+    yield f"Requires-Python: {project['requires-python']}"
+    yield from (f"Requires-Dist: {each}" for each in project["dependencies"])
+    for extra, needs in project["optional-dependencies"].items():
+        yield f"Provides-Extra: {extra}"
+        for need in needs:
+            name, _, when = need.partition(";")
+            marker = f"({when.strip()}) and extra == '{extra}'" if when else f"extra == '{extra}'"
+            yield f"Requires-Dist: {name.strip()}; {marker}"
 
 
 def _record(files: dict[str, bytes], itself: str) -> bytes:

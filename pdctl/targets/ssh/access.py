@@ -28,6 +28,7 @@ class Login:
         pin: keep the first key that an unknown host shows.
         connect_timeout: seconds for connecting and logging in, all hops together.
         pinned: file of the keys that were kept so.
+        proxy: command whose two streams are the connection, with OpenSSH tokens; not with jumps.
     """
 
     address: str
@@ -38,6 +39,7 @@ class Login:
     pin: bool = False
     connect_timeout: float | None = None
     pinned: Path | None = None
+    proxy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,8 @@ def route_of(login: Login, ssh: OpenSsh | None = None, *, ask: Ask | None = None
     jumps = _list_of(login.jump) if login.jump is not None else _jumps_in(answers)
     if jumps or login.jump is not None:
         host = _without_proxy(host)
+    if login.proxy is not None:
+        jumps, host = [], replace(host, proxy=login.proxy)
     hops = [*_through(jumps, ask or ssh, ssh, login.key_file), host]
     limit = login.connect_timeout or _seconds(answers) or Route.limit
     return Route(tuple(hops), login.pin, login.pinned, limit)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pdctl.base.errors import PdctlError, PermissionDeniedError, UnreachableError
-from pdctl.targets.ssh import known_hosts
+from pdctl.targets.ssh import certificate, known_hosts
 from pdctl.targets.ssh.access import Hop, Route
 from pdctl.targets.ssh.forward import Stream
 from pdctl.targets.ssh.keys import Offers, agent_keys, offers_of
@@ -368,7 +368,10 @@ def _log_in(
     transport: paramiko.Transport | None = None
     try:
         transport = paramiko.Transport(wire.socket)
-        _prefer(transport, known_hosts.known_types(entries, hop.checked_name, hop.port))
+        types = known_hosts.known_types(entries, hop.checked_name, hop.port)
+        if known_hosts.authorities(entries, hop.checked_name, hop.port):
+            types = [*certificate.OFFERED, *types]
+        _prefer(transport, types)
         _shake_hands(transport, hop, deadline)
         _check_host_key(transport, hop, route, entries)
         _authenticate(transport, hop, deadline)
@@ -388,7 +391,8 @@ def _prefer(transport: "paramiko.Transport", types: Sequence[str]) -> None:
     known = [name for each in types for name in signatures.get(each, (each,))]
     options = transport.get_security_options()
     all_types = list(options.key_types)
-    first = [name for name in known if name in all_types]
+    can = (*all_types, *certificate.OFFERED)
+    first = [name for name in known if name in can]
     options.key_types = (*first, *(name for name in all_types if name not in first))
 
 
@@ -438,12 +442,47 @@ def _check_host_key(
     verdict = known_hosts.judge(entries, hop.checked_name, hop.port, kind, key)
     if verdict.meaning == "known":
         return
+    certified, but = _is_certified(shown, hop, entries)
+    if certified and verdict.meaning != "revoked":
+        return
     if verdict.meaning == "unknown":
         if not route.pin or route.pinned is None:
-            raise unknown_key(hop, kind, key)
+            raise unknown_key(hop, kind, key, but)
         _pin(route.pinned, f"{known_hosts.name_of(hop.checked_name, hop.port)} {kind} {key}\n")
         return
     raise refused_key(hop, kind, key, verdict)
+
+
+def _is_certified(
+    shown: "paramiko.PKey", hop: Hop, entries: list[known_hosts.Entry]
+) -> tuple[bool, str]:
+    """Whether an authority vouches for the key, and why not, where a certificate was shown."""
+    blob = getattr(shown.public_blob, "key_blob", None)
+    if blob is None:
+        return False, ""
+    name, port = hop.checked_name, hop.port
+    try:
+        why = certificate.why_not(
+            certificate.parse(blob),
+            name,
+            known_hosts.authorities(entries, name, port),
+            known_hosts.revoked(entries, name, port),
+            _made_by,
+        )
+    except certificate.BrokenCertificateError as error:
+        why = str(error)
+    return not why, why
+
+
+def _made_by(key: bytes, content: bytes, signature: bytes) -> bool:
+    import paramiko
+
+    kind = paramiko.Message(key).get_text()
+    try:
+        authority = paramiko.PKey.from_type_string(kind, key)
+        return bool(authority.verify_ssh_sig(content, paramiko.Message(signature)))
+    except Exception:  # whatever is wrong with it, it proves nothing
+        return False
 
 
 _PINNING = threading.Lock()
@@ -459,8 +498,12 @@ def _pin(file: Path, line: str) -> None:
             os.close(handle)
 
 
-def unknown_key(hop: Hop, kind: str, key: str) -> PermissionDeniedError:
-    """What is said of a host that nobody has seen yet."""
+def unknown_key(hop: Hop, kind: str, key: str, but: str = "") -> PermissionDeniedError:
+    """What is said of a host that nobody has seen yet.
+
+    Args:
+        but: why the certificate that it showed is not good.
+    """
     file = hop.known_hosts[0] if hop.known_hosts else Path("~/.ssh/known_hosts")
     port = "" if hop.port == known_hosts.DEFAULT_PORT else f" -p {hop.port}"
     hints = ["compare the fingerprint with what the host's console or its owner says, then:"]
@@ -474,6 +517,7 @@ def unknown_key(hop: Hop, kind: str, key: str) -> PermissionDeniedError:
         f"the host's key is not known: {kind} {known_hosts.fingerprint(key)}",
         where=hop.where,
         expected=f"a line for `{known_hosts.name_of(hop.checked_name, hop.port)}` in {file}",
+        detail=[f"it shows a certificate: {but}"] if but else [],
         hints=hints,
     )
 

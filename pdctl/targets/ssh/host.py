@@ -27,7 +27,7 @@ _GRACE_S = 20.0  # beyond a limit that the host itself keeps
 _REMEMBERED_S = 5.0
 """So long a host that could not be reached is not tried again: a command asks it many things."""
 _SLOWEST = 1e6  # bytes a second, for limits of transfers
-_CONNECTING = 32
+_CONNECTING = 64
 
 
 class SshHost:

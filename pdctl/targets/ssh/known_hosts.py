@@ -67,15 +67,28 @@ def known_types(entries: Iterable[Entry], host: str, port: int) -> list[str]:
     return list(dict.fromkeys(each.key_type for each in _of_host(entries, host, port)))
 
 
-def judge(entries: Sequence[Entry], host: str, port: int, key_type: str, key: str) -> Verdict:
-    """What it means that a server shows this key."""
-    revoked = [
+def authorities(entries: Iterable[Entry], host: str, port: int) -> list[Entry]:
+    """Lines with the keys that may certify a host's; without its port too, as OpenSSH has it."""
+    return _marked(_AUTHORITY, entries, host, port)
+
+
+def revoked(entries: Iterable[Entry], host: str, port: int) -> list[Entry]:
+    """Lines with keys that are not to be trusted."""
+    return _marked(_REVOKED, entries, host, port)
+
+
+def _marked(marker: str, entries: Iterable[Entry], host: str, port: int) -> list[Entry]:
+    return [
         each
         for each in entries
-        if each.marker == _REVOKED and each.key == key and _matches(each, host, port)
+        if each.marker == marker and any(_matches(each, host, p) for p in (port, DEFAULT_PORT))
     ]
-    if revoked:
-        return Verdict("revoked", tuple(revoked))
+
+
+def judge(entries: Sequence[Entry], host: str, port: int, key_type: str, key: str) -> Verdict:
+    """What it means that a server shows this key."""
+    if never := [each for each in revoked(entries, host, port) if each.key == key]:
+        return Verdict("revoked", tuple(never))
     found = _of_host(entries, host, port)
     same = [each for each in found if (each.key_type, each.key) == (key_type, key)]
     if same:

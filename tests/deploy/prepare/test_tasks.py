@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -29,6 +30,7 @@ from pdctl.render.deployment import render
 from pdctl.render.model import Secrets
 from pdctl.render.place import place_of
 from pdctl.targets import privilege
+from pdctl.targets.base import Host
 from pdctl.targets.local import LocalHost
 from tests.deploy.pair import Pair, names
 
@@ -143,7 +145,7 @@ def test_a_task_that_needs_root_says_what_to_run_by_hand(
 
 
 def test_all_hosts_are_looked_at() -> None:
-    hosts = {name: LocalHost(name) for name in ("a", "b")}
+    hosts: dict[str, Host] = {name: LocalHost(name) for name in ("a", "b")}
     needed = Task("t", "w", "d", ("a", "b"), lambda host: host.name * (host.name == "b"), print)
     assert task.look_at((needed,), hosts) == (TaskFacts("t", "w", "d", "machine", (("b", "b"),)),)
 
@@ -409,7 +411,9 @@ def test_the_wheel_is_this_program_whole(tmp_path: Path) -> None:
     assert "pdctl/engine/data/constraints-cpu-0.32.0.txt" in inside
     assert "pdctl/router/redis_store.lua" in inside
     assert not [name for name in inside if "__pycache__" in name]
-    assert "Requires-Dist: aiohttp" in meta
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert all(f"Requires-Dist: {each}\n" in meta for each in project["dependencies"])
+    assert "Requires-Dist: redis>=5.2; extra == 'redis'\n" in meta
     from_wheel = f"import sys; sys.path.insert(0, {str(file)!r}); "
     from_wheel += "import pdctl.router.server as s; print(s.__file__)"
     done = subprocess.run(
