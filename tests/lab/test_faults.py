@@ -43,6 +43,10 @@ def tell(fault: str, seen: Told) -> None:
 
 quick = pytest.mark.parametrize("site", ["stand-in"], indirect=True)
 """Where the engine makes no difference."""
+mostly_quick = pytest.mark.parametrize(
+    "site", ["stand-in", pytest.param("real", marks=pytest.mark.soak)], indirect=True
+)
+"""Where it makes little."""
 
 
 # --- before anything runs ------------------------------------------------------------------------
@@ -209,6 +213,7 @@ def serving(callers: Callers, since: float = 0.0) -> Callable[[], bool]:
     return is_so
 
 
+@mostly_quick
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_a_host_that_is_away_while_serving(running: Site, role: str) -> None:
     with calling(running.url) as callers:
@@ -227,6 +232,7 @@ def test_a_host_that_is_away_while_serving(running: Site, role: str) -> None:
     assert running.operator.types("status").status == 0
 
 
+@mostly_quick
 def test_packets_to_the_side_channel_dropped_while_serving(running: Site) -> None:
     with calling(running.url) as callers:
         wait_until(serving(callers), limit=30)
