@@ -183,6 +183,22 @@ def test_verify_pulls_over_the_wire(running: Site) -> None:
     assert 1_000_000 < report["bytes_pulled"] < received(running.prefill) - before
 
 
+@pytest.mark.parametrize("site", ["real"], indirect=True)
+def test_a_ttl_is_in_force_at_once_as_decodes_own_handle_says(running: Site) -> None:
+    mine = running.edit({})
+    said = mine.asks("set-ttl", "300", "--write", "--yes")
+    least, most = said["decode"][0]["kept_for"]
+    assert least - 0.5 <= 300 <= most + 0.5
+    assert [router["ttl"] for router in said["routers"]] == [292]
+    assert mine.asks("status")["kv"] == {"decoder_ttl": 300, "router_ttl": 292}
+    plan = mine.asks("plan")
+    assert [step["id"] for step in plan["steps"] if step["changes"]] == []
+    assert mine.asks("set-ttl", "60", "--yes")["routers"][0]["ttl"] == 52
+    drift = mine.asks("status")["kv"]
+    assert drift["configured"] == {"decoder_ttl": 300, "router_ttl": 292}
+    assert mine.asks("set-ttl", "480", "--write", "--yes")["routers"][0]["ttl"] == 472
+
+
 # --- while serving -------------------------------------------------------------------------------
 
 
