@@ -74,10 +74,7 @@ def _show(found: "Status") -> None:
     for limit in found.router_limits:
         ui.say(f"  {ui.mark('warn')} {limit}", "warn")
     for role in found.roles:
-        if not role.healthy:
-            ui.say(f"{ui.mark('bad')} {role.name}: {role.problem}", "bad")
-        if role.drained:
-            ui.say(f"{ui.mark('warn')} {role.name} gets nothing new: {role.drained}", "warn")
+        _show_role(role)
     if holder := read_holder(found.name):
         ui.say(f"{holder} works on it", "warn")
     elif found.phase in ("starting", "stopping"):
@@ -85,6 +82,17 @@ def _show(found: "Status") -> None:
         ui.say(f"the last `pdctl {again}` did not end; run it again", "warn")
     if found.reused_tokens is not None:
         ui.say(f"proven for these processes: {found.reused_tokens} tokens reused in turn 2")
+
+
+def _show_role(role: "RoleStatus") -> None:
+    """What is to be said of one process beside its row."""
+    if not role.healthy:
+        ui.say(f"{ui.mark('bad')} {role.name}: {role.problem}", "bad")
+    if role.drained:
+        ui.say(f"{ui.mark('warn')} {role.name} gets nothing new: {role.drained}", "warn")
+    if role.restarts:
+        times = "once" if role.restarts == 1 else f"{role.restarts} times"
+        ui.say(f"{role.name} was started again {times} since `up` started it", "warn")
 
 
 def _show_cost(found: "Status") -> None:

@@ -9,7 +9,7 @@ from pdctl.base.errors import BadAnswerError, PdctlError, TemporaryError
 from pdctl.base.events import Note, StepDone, StepFailed, StepProgress, StepSkipped, StepStarted
 from pdctl.base.process import ProcessRef, ProcessSpec, RunningProcess, Supervision
 from pdctl.config.digest import digest_of
-from pdctl.config.model import ExternalTarget, SshTarget
+from pdctl.config.model import Ec2Target, ExternalTarget, SshTarget
 from pdctl.deploy import (
     audit,
     drains,
@@ -398,7 +398,7 @@ class _Run:
         )
         if records[0].role == "router" and self._found.tells:
             self._routers().tell(self._state)
-        if isinstance(self._wanted.config.target, SshTarget):
+        if isinstance(self._wanted.config.target, SshTarget | Ec2Target):
             for record in records:
                 self._warm_up(record, limit)
         return ""

@@ -110,6 +110,7 @@ class Evidence:
         pulled: bytes from decode to prefill while turn 2 ran; None when prefill did not say.
         external_tokens: the same in tokens, by prefill's own count.
         pulled_by: name of the prefill engine.
+        unproven: with several engines of a role, those of which the router has proven no pair.
     """
 
     endpoints: Endpoints
@@ -125,6 +126,7 @@ class Evidence:
     pulled: int | None = None
     external_tokens: int | None = None
     pulled_by: str = "prefill"
+    unproven: tuple[str, ...] | None = None
     chat: ChatTurn = field(default_factory=ChatTurn)
     probe: SideProbe = field(default_factory=SideProbe)
 
@@ -332,6 +334,10 @@ def _fault(evidence: Evidence, equal: bool | None) -> _Fault | None:
         return _different(evidence)
     if not evidence.pulled:
         return _no_bytes(evidence)
+    if evidence.unproven:
+        why = "the pair of these turns is proven, but not every engine takes part"
+        hints = ("pdctl doctor", "pdctl status")
+        return _Fault(f"{why}: {'; '.join(evidence.unproven)}", "router", hints)
     return None
 
 
@@ -469,6 +475,9 @@ def _proved(evidence: Evidence, equal: bool | None) -> list[str]:
             "of a cold run on decode alone"
         )
     lines.append(_whatever_the_cache(evidence, sizes))
+    if evidence.unproven == ():
+        count = len(evidence.endpoints.engines)
+        lines.append(f"each of the {count} engines has a pair that the router has proven")
     return lines
 
 

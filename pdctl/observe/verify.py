@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -89,6 +89,15 @@ async def verify(
         return await run.report()
 
 
+def _without_pair(endpoints: Endpoints, facts: RouterFacts) -> Iterator[str]:
+    for engine in endpoints.engines:
+        urls = (engine.known_as or engine.url, engine.url)
+        pairs = [p for p in facts.pairs if p.prefill in urls or p.decode in urls]
+        if not any(pair.ok for pair in pairs):
+            reasons = dict.fromkeys(pair.reason for pair in pairs if pair.reason)
+            yield f"{engine.name}: {'; '.join(reasons) or 'the router has no pair of it'}"
+
+
 def random_words(rng: random.Random, count: int) -> str:
     """Words that nobody has written before, pronounceable, space between."""
     pairs = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
@@ -122,6 +131,8 @@ class _Run:
         self._learn(evidence, facts)
         try:
             await self._prove(evidence)
+            if not evidence.problem and evidence.reused and len(self.endpoints.engines) > 2:
+                evidence.unproven = await self._unproven()
             if self.options.chat and not evidence.problem:
                 evidence.chat = await self._chat(evidence)
         finally:
@@ -169,6 +180,19 @@ class _Run:
             if waited - told >= _WORD_EVERY_S:
                 told = waited
                 self.listen(StepWaiting(STEP, _waiting_for(facts), waited, self.options.ready_s))
+            await self.sleep(self.options.poll_s)
+
+    async def _unproven(self) -> tuple[str, ...] | None:
+        """Engines without a proven pair, once that is settled or at the limit; None where the
+        router does not say."""
+        started = time.monotonic()
+        while True:
+            facts = await self._router_facts()
+            if not facts.ours:
+                return None
+            left = tuple(_without_pair(self.endpoints, facts))
+            if not left or time.monotonic() - started >= self.options.ready_s:
+                return left
             await self.sleep(self.options.poll_s)
 
     async def _router_facts(self) -> RouterFacts:

@@ -253,8 +253,7 @@ def test_no_example_fails_before_anything_runs(example: str, tmp_path: Path) -> 
         asked = ("doctor", "-f", str(file), "--json", "--only", "host.reach", "--offline")
         reach = run_cli(*asked).json
         assert {c["status"] for c in reach["checks"]} == {"skip"}
-        reason = "asks no other machine" if example == "ssh-2p2d" else "cannot log in to hosts of"
-        assert reason in reach["checks"][0]["evidence"][0]
+        assert "asks no other machine" in reach["checks"][0]["evidence"][0]
 
 
 # --- bundles ---------------------------------------------------------------------------------

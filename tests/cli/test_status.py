@@ -1,5 +1,12 @@
+import json
+from dataclasses import replace
+
+import pytest
+
 from pdctl.base.exits import ExitCode
+from pdctl.cli.status import _show
 from pdctl.engine.example import LIMITS
+from pdctl.observe.status import RoleStatus, Status
 from tests.cli.deployed import NAME, Deployed
 from tests.cli.helpers import run_cli
 
@@ -55,6 +62,16 @@ def test_the_table_fits_a_terminal(deployed: Deployed) -> None:
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].split() == ["process", "host", "pid", "port", "health", "version", "age"]
     assert "decode keeps blocks 8m, the router offers them 7m30s" in result.stderr
+
+
+def test_what_was_started_again_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    role = RoleStatus("decode", 0, "h", 12, 8200, True, "0.33.0", None, restarts=2)
+    shown = Status("x", "ssh", (role, replace(role, role="prefill", restarts=0)), 480.0, 472.0)
+    _show(shown)
+    said = capsys.readouterr().err
+    assert "decode-0 was started again 2 times since `up` started it" in said
+    assert "prefill-0" not in said
+    assert [each["restarts"] for each in json.loads(json.dumps(shown.as_dict()))["roles"]] == [2, 0]
 
 
 def test_what_the_example_proxy_cannot_do_is_said(deployed: Deployed) -> None:

@@ -10,6 +10,7 @@ import pytest
 from pdctl.base.errors import BadAnswerError, PermissionDeniedError, UnreachableError
 from pdctl.base.events import Event, StepProgress, StepWaiting
 from pdctl.engine.example import LIMITS
+from pdctl.observe.endpoints import Endpoint
 from pdctl.observe.proof import VerifyReport, format_bytes, plan_sizes
 from pdctl.observe.turns import TurnLimits
 from pdctl.observe.verify import VerifyOptions, random_words, verify
@@ -70,6 +71,26 @@ async def test_a_healthy_pair_is_proven_in_words_and_in_json() -> None:
         "hints": [],
         "router_limits": [],
     }
+
+
+async def test_with_several_engines_each_has_to_take_part() -> None:
+    async with fake_pair() as pair:
+        first, decode = pair.endpoints.engines
+        # The same server by another name, of which the router knows nothing.
+        other = replace(decode, name="decode-1", url=decode.url.replace("127.0.0.1", "localhost"))
+        report = await run_with(pair, (first, decode, other))
+        assert not report.ok
+        assert report.reason == (
+            "the pair of these turns is proven, but not every engine takes part: "
+            "decode-1: the router has no pair of it"
+        )
+        report = await run_with(pair, (first, decode, replace(decode, name="decode-1")))
+        assert report.ok
+        assert report.proved[-1] == "each of the 3 engines has a pair that the router has proven"
+
+
+async def run_with(pair: FakePair, engines: tuple[Endpoint, ...]) -> VerifyReport:
+    return await verify(replace(pair.endpoints, engines=engines), QUICK)
 
 
 async def test_what_prefill_had_by_itself_is_told_apart() -> None:

@@ -22,6 +22,7 @@ _INSTALL_LIMIT_S = 3600.0
 _FETCH = """\
 set -eu
 cd "$(mktemp -d)"
+trap '[ $? = 0 ] || rm -rf "$PWD"' EXIT
 f=aws-efa-installer-$2.tar.gz
 get() { curl -fsSL --retry 3 -o "$1" "$src/$1"; }
 src=$1
@@ -31,7 +32,8 @@ if [ -n "$3" ]; then
 else
     get aws-efa-installer.key
     get "$f.sig"
-    GNUPGHOME=$(mktemp -d) && export GNUPGHOME
+    mkdir -m 700 keys
+    export GNUPGHOME="$PWD/keys"
     gpg --batch --quiet --import aws-efa-installer.key
     gpg --batch --status-fd 3 --verify "$f.sig" "$f" 3>status 2>&2 || true
     grep -q "^\\[GNUPG:\\] VALIDSIG .*$4" status || { echo "AWS did not sign $f" >&2; exit 3; }
