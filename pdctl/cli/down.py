@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdctl.base.errors import PermissionDeniedError, UnreachableError
+from pdctl.base.errors import PermissionDeniedError, UnreachableError, UsageError
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
@@ -153,7 +153,17 @@ def _named(name: str) -> "tuple[str, Config | None]":
         state = StateStore(name).load()
     except StateError:
         return name, None  # told later, with what can be done
-    return name, config_of(state) if state else None
+    try:
+        return name, config_of(state) if state else None
+    except UsageError as error:
+        from pdctl.cli import cloud
+
+        # What costs must be ended without its file too, where that leaves nothing running.
+        if cloud.place_of(name, None, None) is None:
+            raise
+        cloud.require_none_adopted(name, error)
+        ui.say(f"{error.message}; the hosts are found by their record", "warn")
+        return name, None
 
 
 def _in_file(file: "Path") -> "tuple[str, Config]":

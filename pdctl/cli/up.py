@@ -147,24 +147,20 @@ def _useful(config: "Config", file: str, outcome: "Outcome") -> list[str]:
         f"-d {shlex.quote(json.dumps(body))}",
         f"pdctl status{with_file}",
         f"pdctl verify{with_file}",
-        *_logs(config, outcome),
+        _logs(config, with_file),
         f"pdctl down{with_file}",
     ]
 
 
-def _logs(config: "Config", outcome: "Outcome") -> "Iterator[str]":
+def _logs(config: "Config", with_file: str) -> str:
     """How to read them, on whichever machine they are."""
     import shlex
 
     from pdctl.base import paths
 
     if config.target.kind == "local":
-        yield f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log"
-        return
-    for record in outcome.state.processes.values():
-        unit = record.ref.unit if record.ref else ""
-        follow = f"journalctl -f -u {unit}" if unit else f"tail -f {shlex.quote(record.log)}"
-        yield f"ssh {shlex.quote(record.host)} {follow}"
+        return f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log"
+    return f"pdctl tail-logs{with_file}"
 
 
 def _way_in(config: "Config", outcome: "Outcome") -> "Iterator[str]":
