@@ -130,7 +130,7 @@ async def test_an_upgrade_by_cells_under_load(
         )
     assert [str(each) for each in stage.played if not each.right] == []
     assert len({each.era for each in stage.played}) == 4
-    assert reused >= OVERALL * possible
+    assert reused >= OVERALL_SHORT * possible  # 0.94 to 0.95 in three runs
 
 
 def decode_starts(operator: Operator, site: Site) -> dict[str, float]:
