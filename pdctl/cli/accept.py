@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pdctl.accept.steps import Means
     from pdctl.base.facts import PairFacts
     from pdctl.config.load import Loaded
+    from pdctl.config.model import Config
 
 _STEPS = ("doctor", "pair", "exact", "bench", "restart", "efa")
 
@@ -30,7 +31,8 @@ def accept(
         float | None, typer.Option(min=0.01, help="It also ends before the hosts cost this.")
     ] = None,
     hourly_usd: Annotated[
-        float | None, typer.Option(min=0.0, help="What an hour of all hosts costs.")
+        float | None,
+        typer.Option(min=0.0, help="What an hour of all hosts costs; known of those pdctl made."),
     ] = None,
     skip: Annotated[
         list[str] | None,
@@ -59,7 +61,8 @@ def accept(
 
     loaded = load_checked(file)
     left_out = _left_out(skip or [])
-    budget = Budget(_seconds(minutes, usd, hourly_usd), hourly_usd)
+    price = _price(loaded.config, hourly_usd)
+    budget = Budget(_seconds(minutes, usd, price), price)
     with tempfile.TemporaryDirectory(prefix="pdctl-accept-") as scratch:
         means = _means(loaded, file, Path(scratch), verbose=verbose)
         with reached(loaded.config) as endpoints:
@@ -90,6 +93,16 @@ def _left_out(skip: "Sequence[str]") -> "Sequence[str]":
     return skip
 
 
+def _price(config: "Config", given: float | None) -> float | None:
+    """What an hour costs: as said, else what pdctl knows of the instances that it made."""
+    from pdctl.state.cloud import CloudStore
+
+    if given is not None or config.target.kind != "ec2":
+        return given
+    cloud = CloudStore(config.name).load()
+    return cloud.hourly_usd if cloud else None
+
+
 def _seconds(minutes: float, usd: float | None, hourly_usd: float | None) -> float:
     from pdctl.accept.budget import allowed
 
@@ -115,7 +128,7 @@ def _means(loaded: "Loaded", file: Path, scratch: Path, *, verbose: bool) -> "Me
     from pdctl.accept import deployed
     from pdctl.accept.steps import Means
     from pdctl.bench.about import about
-    from pdctl.config.model import LocalTarget, SshTarget
+    from pdctl.config.model import ExternalTarget
     from pdctl.deploy.local import keys_of, read_secrets
     from pdctl.render.deployment import render
     from pdctl.render.place import place_of
@@ -123,7 +136,7 @@ def _means(loaded: "Loaded", file: Path, scratch: Path, *, verbose: bool) -> "Me
 
     config = loaded.config
     listen = ui.listener(verbose=verbose)
-    ours = isinstance(config.target, LocalTarget | SshTarget)
+    ours = not isinstance(config.target, ExternalTarget)
     started = ours and StateStore(config.name).load() is not None
     specs = render(config, place_of(config)).processes
     return Means(

@@ -1,16 +1,23 @@
 """`pdctl accept` against a fake pair: what it tries, what it keeps, and how it ends."""
 
+import importlib
 import json
 import tarfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from pdctl.accept import steps
+from pdctl.config.load import loads
 from pdctl.observe.verify import VerifyOptions, verify
+from pdctl.state.cloud import Cloud, CloudStore
 from tests.cli.conftest import Serve
 from tests.cli.helpers import CliResult, run_cli
+
+# The app's module has the command of that name in the module's place.
+cli_accept = importlib.import_module("pdctl.cli.accept")
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +132,15 @@ def test_what_cannot_be_asked(serve: Serve, tmp_path: Path) -> None:
     result = accept(file, tmp_path / "b.tar.gz", "--skip", "everything")
     assert result.exit_code == 2
     assert "`everything` is no step" in result.stderr
+
+
+def test_the_price_of_hosts_that_pdctl_made_is_known(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PDCTL_STATE_DIR", str(tmp_path))
+    document = b"name: pair\nmodel: {id: m}\ntarget: {kind: ec2, region: us-west-2}\n"
+    config = loads(document, file="pd.yaml", base=tmp_path).config
+    assert cli_accept._price(config, None) is None
+    cloud = mock.create_autospec(Cloud, instance=True)
+    cloud.hourly_usd = 126.5
+    monkeypatch.setattr(CloudStore, "load", lambda _: cloud)
+    assert cli_accept._price(config, None) == 126.5
+    assert cli_accept._price(config, 99.0) == 99.0
