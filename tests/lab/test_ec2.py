@@ -17,9 +17,14 @@ import yaml
 from tests.cli.deployed import Deployed
 from tests.ec2.cloud import EXAMPLE, IMAGE, REGION, moto_server, network
 from tests.lab.hosts import Lab
-from tests.lab.test_up_over_ssh import RUN, Operator
+from tests.lab.site import Operator
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+RUN = Path("/run/pdctl")
+pytestmark = [
+    pytest.mark.skip(reason="it was written for hosts that share the machine's files; they do not"),
+    pytest.mark.lab,
+    pytest.mark.timeout(300),
+]
 
 NAME = "p5en-lab"
 

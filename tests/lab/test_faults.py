@@ -270,6 +270,7 @@ def answers(host: LabHost) -> bool:
         return False
 
 
+@mostly_quick
 def test_decode_killed_and_back_with_another_clock_and_no_side_channel(running: Site) -> None:
     """Three faults on one new start of decode, which is what takes its time."""
     decode = running.decode

@@ -72,6 +72,7 @@ def agents_for(turns: int) -> list[Agent]:
     return team(seed=57 + turns, size=2 * (8 + turns // 50))[::2]
 
 
+@pytest.mark.parametrize("site", ["stand-in", pytest.param("real", marks=_SOAK)], indirect=True)
 @pytest.mark.parametrize("soak", [False, pytest.param(True, marks=_SOAK)], ids=["short", "long"])
 async def test_four_engines_reuse_what_the_oracle_says(
     site: Site, grown: Operator, soak: bool, capfd: pytest.CaptureFixture[str]
