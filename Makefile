@@ -12,7 +12,7 @@ setup: $(VENV)/.stamp ## Make .venv with pdctl and the tools of development, wit
 
 $(VENV)/.stamp: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,redis,report]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,redis,report,otel]'
 	@touch $@
 
 demo: setup ## Start a real local pair and the router, prove reuse, say what was proven

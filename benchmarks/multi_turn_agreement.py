@@ -108,7 +108,7 @@ def main() -> None:
     for repeat in range(int(more[0]) if more else 5):
         order = list(runs) if repeat % 2 else list(runs)[::-1]
         for each in order:
-            times = runs[each]()
+            times = runs[each]() or runs[each]()  # the tool gives up at an answer without text
             taken[each] += times
             print(f"{repeat + 1} {each:<12} {statistics.median(times):8.1f} ms, {len(times)} turns")
     theirs, ours = (statistics.median(times) for times in taken.values())

@@ -42,13 +42,13 @@ class _Series:
 def ttft(runs: Sequence[Shown], published: Sequence[Published] = PUBLISHED) -> Figure:
     """Time to first token of later turns over the length, without and with reuse."""
     series = [
-        _series(run, number, caching, reuse, reuse, lambda line: line.ttft)
+        _series(run, number, caching, reuse, f"reuse {reuse}", lambda line: line.ttft)
         for number, (run, caching) in enumerate(_groups(runs))
         for reuse in ("off", "on")
     ]
     for number, each in enumerate(published):
-        series.append(_reference(each, number, "off", "off", each.ttft_off))
-        series.append(_reference(each, number, "on", "on", each.ttft_on))
+        series.append(_reference(each, number, "reuse off", "off", each.ttft_off))
+        series.append(_reference(each, number, "reuse on", "on", each.ttft_on))
     return _figure("Time to first token of later turns", series)
 
 
@@ -57,15 +57,15 @@ def prefill(runs: Sequence[Shown], published: Sequence[Published] = PUBLISHED) -
     series = []
     for number, (run, caching) in enumerate(_groups(runs)):
         for reuse in ("off", "on"):
-            name = f"prefill, {reuse}"
+            name = f"prefill, reuse {reuse}"
             series.append(_series(run, number, caching, reuse, name, _mean("prefill_ms"), reuse))
         series.append(
-            _series(run, number, caching, "on", "KV transfer, on", _mean("transfer_ms"), "transfer")
+            _series(run, number, caching, "on", "KV transfer", _mean("transfer_ms"), "transfer")
         )
     for number, each in enumerate(published):
-        series.append(_reference(each, number, "prefill, off", "off", each.prefill_off))
-        series.append(_reference(each, number, "prefill, on", "on", each.prefill_on))
-        series.append(_reference(each, number, "KV transfer, on", "transfer", each.transfer))
+        series.append(_reference(each, number, "prefill, reuse off", "off", each.prefill_off))
+        series.append(_reference(each, number, "prefill, reuse on", "on", each.prefill_on))
+        series.append(_reference(each, number, "KV transfer", "transfer", each.transfer))
     return _figure("Prefill of later turns, and the transfer in it", series)
 
 

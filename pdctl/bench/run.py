@@ -364,8 +364,9 @@ class Bench:
     def _too_late(self, cell: Cell) -> bool:
         if self._deadline is None:
             return False
-        slowest = max(self._longest.values(), default=0.0)
-        guess = self._longest.get((cell.leg.label, cell.length), slowest)
+        known = self._longest.get((cell.leg.label, cell.length))
+        rates = [seconds / (length or 1) for (_, length), seconds in self._longest.items()]
+        guess = known if known is not None else max(rates, default=0.0) * (cell.length or 1)
         return time.monotonic() + guess > self._deadline
 
 

@@ -8,6 +8,7 @@ import typer
 from pdctl.base.errors import BugError, PdctlError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import ui
+from pdctl.cli.accept import accept
 from pdctl.cli.analyze import analyze
 from pdctl.cli.audit import audit
 from pdctl.cli.bench import bench
@@ -61,6 +62,7 @@ app.command()(explain)
 app.command()(analyze)
 app.command()(bench)
 app.command()(report)
+app.command()(accept)
 app.command()(reuse)
 app.command()(set_ttl)
 app.command()(router)

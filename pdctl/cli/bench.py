@@ -328,7 +328,7 @@ def show(summary: "Summary") -> None:
         ui.say("nothing was measured", "warn")
         return
     ui.table(
-        ["length", "leg", "turns", "TTFT (95 %)", "p95", "first turn", "TPOT", "HIT", "reused"],
+        ["length", "leg", "turns", "TTFT, ms (95 %)", "p95", "first turn", "TPOT", "HIT", "reused"],
         [_speed_row(line) for line in summary.lines],
     )
     ui.data("")
@@ -348,7 +348,7 @@ def _speed_row(line: "Line") -> list[object]:
         _length(line.length),
         line.leg.label,
         f"{line.turns}{'!' if line.errors or line.incomplete else ''}",
-        None if line.ttft is None else f"{_interval(line.ttft, ',.0f')} ms",
+        None if line.ttft is None else _interval(line.ttft, ",.0f"),
         _number(line.ttft_p95, ",.0f"),
         None if line.first_ttft is None else f"{line.first_ttft.value:,.0f}",
         None if line.tpot is None else f"{line.tpot.value:,.1f}",

@@ -86,25 +86,35 @@ def _not_asked(looked: "Looked") -> list[str]:
     return [] if looked.facts.error is None else [f"EC2 was not asked: {looked.facts.error}"]
 
 
-def show(looked: "Looked", config: "Config", *, verbose: bool) -> None:
-    """The machines, what they cost, and what EC2 would say to it."""
+def show(
+    looked: "Looked",
+    config: "Config",
+    *,
+    verbose: bool,
+    line_out: Callable[[str], None] = ui.data,
+) -> None:
+    """The machines, what they cost, and what EC2 would say to it.
+
+    Args:
+        line_out: gets the lines that are `plan`'s answer; `up` has another one.
+    """
     from pdctl.deploy.ec2 import NOT_RUN
     from pdctl.plan.ec2 import created, reused
 
     ui.say(NOT_RUN, "warn")
     for host in looked.cloud.hosts.values() if looked.cloud else ():
         made = "made by pdctl" if host.made else "adopted"
-        ui.data(f"  {host.name}: {host.id} ({host.instance_type}), {made}, {host.private_ip}")
+        line_out(f"  {host.name}: {host.id} ({host.instance_type}), {made}, {host.private_ip}")
     for line in created(looked.plan, config.router.port):
-        ui.data(f"+ make {line}")
+        line_out(f"+ make {line}")
     for line in reused(looked.plan):
-        ui.data(f"  use {line}")
-    _show_cost(looked)
+        line_out(f"  use {line}")
+    _show_cost(looked, line_out)
     _show_trouble(looked)
     if verbose:
-        ui.data("calls that `up` makes for what is not there yet:")
+        line_out("calls that `up` makes for what is not there yet:")
         for call in looked.calls:
-            ui.data(f"  {call}")
+            line_out(f"  {call}")
 
 
 def _show_trouble(looked: "Looked") -> None:
@@ -120,11 +130,11 @@ def _show_trouble(looked: "Looked") -> None:
         ui.say(f"{ui.mark('ok')} EC2 says that you may do this (DryRun)", "ok")
 
 
-def _show_cost(looked: "Looked") -> None:
+def _show_cost(looked: "Looked", line_out: Callable[[str], None]) -> None:
     cost, capacity = looked.plan.cost, looked.plan.target.capacity
     for line in cost.lines:
         price = "price not known" if line.hourly_usd is None else f"${line.hourly_usd:.3f} an hour"
-        ui.data(f"  cost: {line.what}: {price}")
+        line_out(f"  cost: {line.what}: {price}")
     if cost.lines:
         hourly = cost.hourly_usd
         source = "live prices" if cost.as_of == "live" else f"prices of {cost.as_of}"
@@ -170,7 +180,7 @@ def make_hosts(config: "Config", *, yes: bool, verbose: bool, lock_wait: float) 
         cloud = looked.cloud
         missing = [host.name for launch in looked.plan.missing for host in launch.hosts]
         if missing or not looked.made:
-            show(looked, config, verbose=verbose)
+            show(looked, config, verbose=verbose, line_out=ui.say)
             ec2.require_possible(looked)
         if missing:
             _ask(config.name, looked, len(missing), yes=yes)

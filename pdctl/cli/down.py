@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdctl.base.errors import PermissionDeniedError, UnreachableError
+from pdctl.base.errors import PermissionDeniedError, UnreachableError, UsageError
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
@@ -115,20 +115,20 @@ class _Work:
         """What was ended, None when there was nothing; and what was purged."""
         from pdctl.deploy import local, reach, teardown
         from pdctl.render.place import place_here, place_of
-        from pdctl.state.lock import hold
         from pdctl.state.store import StateStore
 
         config, store = self.config, StateStore(self.name)
         place = place_of(config) if config else place_here(self.name)
         marks = f"{place.state}/"
         listener = ui.listener(verbose=self.verbose)
-        world = reach.world_of(config, listener) if config else local.this_machine(listener)
+        hosts = reach.recorded_hosts(store)
+        world = reach.world_of(config, listener, hosts) if config else local.this_machine(listener)
         try:
             reach.connect_all(world)
             # os.path's answer is no, not an error, for a name that no folder can have.
             if not os.path.exists(store.directory) and not teardown.find_marked(world, marks):
                 return None, self._purge(world, place)
-            with hold(self.name, "pdctl down", wait=self.lock_wait):
+            with reach.hold(self.name, world, marks, "pdctl down", wait=self.lock_wait):
                 state = _load(store, forget=self.forget)
                 removed = None
                 if state is not None or teardown.find_marked(world, marks):
@@ -153,7 +153,17 @@ def _named(name: str) -> "tuple[str, Config | None]":
         state = StateStore(name).load()
     except StateError:
         return name, None  # told later, with what can be done
-    return name, config_of(state) if state else None
+    try:
+        return name, config_of(state) if state else None
+    except UsageError as error:
+        from pdctl.cli import cloud
+
+        # What costs must be ended without its file too, where that leaves nothing running.
+        if cloud.place_of(name, None, None) is None:
+            raise
+        cloud.require_none_adopted(name, error)
+        ui.say(f"{error.message}; the hosts are found by their record", "warn")
+        return name, None
 
 
 def _in_file(file: "Path") -> "tuple[str, Config]":

@@ -57,7 +57,7 @@ def change(
     from pdctl.deploy import drains, local, reach
     from pdctl.engine.choices import ENGINE_ROLES
     from pdctl.render.check import load_checked
-    from pdctl.state.lock import hold
+    from pdctl.render.place import place_of
     from pdctl.state.store import StateStore
 
     command = "drain" if why else "undrain"
@@ -74,7 +74,8 @@ def change(
             told = drains.look(world, state, names, key) if state else []
             _answer(config.name, names, told, json=json, word=f"`pdctl {command}` would change")
             return
-        with hold(config.name, f"pdctl {command}", wait=lock_wait):
+        marks = f"{place_of(config).state}/"
+        with reach.hold(config.name, world, marks, f"pdctl {command}", wait=lock_wait):
             state = store.load()
             names = [record.name for record in named(engine, state, ENGINE_ROLES)]
             assert state is not None

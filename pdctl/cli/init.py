@@ -1,6 +1,7 @@
 """`pdctl init`."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,8 @@ from pdctl.cli import options, ui
 
 Template = Literal["local-cpu", "ssh", "p5en"]
 
+_HOURS = 8.0
+"""What the template says."""
 _NEXT: dict[Template, str] = {
     "local-cpu": "next: pdctl up",
     "ssh": "next: change the lines marked EDIT, then pdctl render",
@@ -24,11 +27,20 @@ def init(
     ] = "local-cpu",
     file: options.File = options.DEFAULT_FILE,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    max_hours: Annotated[
+        float | None,
+        typer.Option("--max-hours", min=0.25, help="p5en: hosts end by themselves after this."),
+    ] = None,
 ) -> None:
-    """Write a commented configuration to start from; `--file -` prints it."""
+    """Write a commented configuration to start from; `--file -` prints it.
+
+    For hosts that cost by the hour it asks, at a terminal, when they are to end by themselves.
+    """
     from pdctl.base.paths import templates_dir
 
     content = (templates_dir() / "init" / f"{template}.yaml").read_bytes()
+    if template == "p5en":
+        content = _with_end(content, max_hours)
     if str(file) == "-":
         ui.data(content.decode())
         return
@@ -38,6 +50,26 @@ def init(
         raise _refused(file, error) from error
     ui.say(f"wrote {file} ({template})", "ok")
     ui.say(_NEXT[template] + ("" if file == options.DEFAULT_FILE else f" --file {file}"))
+
+
+def _with_end(content: bytes, hours: float | None) -> bytes:
+    """The switch that ends the hosts when nobody does: asked for, so that it is nobody's accident.
+
+    Raises:
+        UsageError: the answer is no number of hours.
+    """
+    if hours is None and sys.stdin.isatty():
+        ui.say(f"End the hosts by themselves after how many hours? [{_HOURS:g}] ")
+        answer = sys.stdin.readline().strip()
+        try:
+            hours = float(answer) if answer else _HOURS
+        except ValueError:
+            hours = 0.0
+        if not hours >= 0.25:
+            raise UsageError(f"`{answer}` is no number of hours", expected="0.25 or more")
+    line = f"max_hours: {_HOURS:g}".encode()
+    assert content.count(line) == 1
+    return content.replace(line, f"max_hours: {_HOURS if hours is None else hours:g}".encode())
 
 
 def _write(file: Path, content: bytes, *, force: bool) -> None:

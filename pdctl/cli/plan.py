@@ -54,10 +54,11 @@ def _survey(config: "Config", wanted: "Wanted") -> "Plan | None":
     from pdctl.deploy.survey import survey
     from pdctl.state.store import StateStore
 
-    world = reach.world_of(config)
+    store = StateStore(config.name)
+    world = reach.world_of(config, recorded=reach.recorded_hosts(store))
     try:
-        reach.connect_all(world)
-        return survey(world, wanted, StateStore(config.name)).plan
+        world = reach.without_lost(world)
+        return survey(world, wanted, store).plan
     except (UnreachableError, PermissionDeniedError) as error:
         if isinstance(config.target, LocalTarget):
             raise

@@ -39,7 +39,6 @@ def restart(
     from pdctl.deploy import local, proof, reach, runner
     from pdctl.deploy.survey import survey
     from pdctl.render.check import load_checked
-    from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
     config = load_checked(file).config
@@ -56,7 +55,7 @@ def restart(
             _require_no_change(found, names)
             show_plan(found.plan, json=json)
             return
-        with hold(config.name, "pdctl restart", wait=lock_wait):
+        with reach.hold(config.name, world, wanted.marks, "pdctl restart", wait=lock_wait):
             found = survey(world, wanted, store, restart=names)
             _require_no_change(found, names)
             agree(found.plan, yes=yes)

@@ -46,7 +46,6 @@ def set_ttl(
     from pdctl.deploy import local, reach, ttl
     from pdctl.engine import choices
     from pdctl.render.check import load_checked
-    from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
     config = load_checked(file).config
@@ -70,7 +69,7 @@ def set_ttl(
         if restart:
             _write(file, config, wanted)
         else:
-            with hold(config.name, "pdctl set-ttl", wait=lock_wait):
+            with reach.hold(config.name, world, plan.marks, "pdctl set-ttl", wait=lock_wait):
                 state = _running(config, store.load())
                 _require_live(world, plan, state)
                 changed = ttl.set_ttl(

@@ -37,7 +37,6 @@ def up(
     from pdctl.deploy import local, proof, reach, runner
     from pdctl.deploy.survey import survey
     from pdctl.render.check import load_checked
-    from pdctl.state.lock import hold
     from pdctl.state.store import StateStore
 
     config = load_checked(file).config
@@ -54,13 +53,15 @@ def up(
             return
         all_new = cloud.make_hosts(config, yes=yes, verbose=verbose, lock_wait=lock_wait)
     with cloud.ended_on_failure(config, lambda: all_new):
-        world = reach.world_of(config, ui.listener(verbose=verbose))
+        hosts = reach.recorded_hosts(store)
+        world = reach.world_of(config, ui.listener(verbose=verbose), hosts)
         try:
-            reach.connect_all(world)
+            world = reach.without_lost(world)
             if dry_run:
                 show_plan(survey(world, wanted, store).plan, json=json)
                 return
-            with hold(config.name, "pdctl up", wait=lock_wait):
+            with reach.hold(config.name, world, wanted.marks, "pdctl up", wait=lock_wait):
+                reach.give_up_lost(world, store)
                 found = survey(world, wanted, store)
                 agree(found.plan, yes=yes)
                 prove = proof.two_turns(config, secrets, world)
@@ -146,24 +147,20 @@ def _useful(config: "Config", file: str, outcome: "Outcome") -> list[str]:
         f"-d {shlex.quote(json.dumps(body))}",
         f"pdctl status{with_file}",
         f"pdctl verify{with_file}",
-        *_logs(config, outcome),
+        _logs(config, with_file),
         f"pdctl down{with_file}",
     ]
 
 
-def _logs(config: "Config", outcome: "Outcome") -> "Iterator[str]":
+def _logs(config: "Config", with_file: str) -> str:
     """How to read them, on whichever machine they are."""
     import shlex
 
     from pdctl.base import paths
 
     if config.target.kind == "local":
-        yield f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log"
-        return
-    for record in outcome.state.processes.values():
-        unit = record.ref.unit if record.ref else ""
-        follow = f"journalctl -f -u {unit}" if unit else f"tail -f {shlex.quote(record.log)}"
-        yield f"ssh {shlex.quote(record.host)} {follow}"
+        return f"tail -f {shlex.quote(str(paths.log_dir(config.name)))}/*.log"
+    return f"pdctl tail-logs{with_file}"
 
 
 def _way_in(config: "Config", outcome: "Outcome") -> "Iterator[str]":

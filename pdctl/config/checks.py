@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from pdctl.base.problems import Loc, Problem
 from pdctl.config.model import (
+    SMALL_MODEL,
+    TINY_MODEL,
     Config,
     Ec2Target,
     ExternalTarget,
@@ -148,6 +150,7 @@ def _ssh(config: Config) -> Found:
     if not isinstance(config.target, SshTarget):
         return
     yield from _logins(config.target)
+    yield from _downloads(config, config.target)
     engines = [each for each in _hosts(config.target) if each[0] != "router"]
     for position, (role, index, host) in enumerate(engines):
         loc: Loc = ("target", "hosts", role, index)
@@ -159,6 +162,16 @@ def _ssh(config: Config) -> Found:
                 yield from _shared_gpus(host, other, loc, f"`{other_key}`")
     yield from _cells(config.target)
     yield from _routers(config, len(config.target.hosts.router), ("target", "hosts", "router"))
+
+
+def _downloads(config: Config, target: SshTarget) -> Found:
+    if target.efa_installer_sha256 is not None and target.efa_installer is None:
+        loc: Loc = ("target", "efa_installer_sha256")
+        yield Problem(loc, "without `efa_installer` nothing is installed", "name the version too")
+    path = config.model.id.startswith(("/", "./", "../", "~"))
+    if target.model_source is not None and (path or config.model.id in (TINY_MODEL, SMALL_MODEL)):
+        message = "the model is there without a download, as `model.id` says"
+        yield Problem(("target", "model_source"), message, "remove it, or name the model's id")
 
 
 def _cells(target: SshTarget) -> Found:
@@ -361,6 +374,7 @@ _PDCTL_ONLY = (
     "request_log",
     "request_log_mib",
     "request_log_keep",
+    "otlp_endpoint",
     "limits",
     "replicas",
 )

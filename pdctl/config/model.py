@@ -598,6 +598,8 @@ class Router(Section):
     """Size in MiB at which the request log is put aside, as `FILE.1`."""
     request_log_keep: Count = 4
     """How many files of it are kept aside."""
+    otlp_endpoint: Url | None = None
+    """Where traces of turns go: an OTLP collector over HTTP; needs `pdctl[otel]` on its host."""
     limits: RouterLimits = RouterLimits()
     """Time and size limits."""
     source: FilePath | None = None

@@ -1,15 +1,20 @@
 """The machines of a deployment, by what its configuration says of how to reach them."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from pdctl.base import paths
 from pdctl.base.command import command
-from pdctl.base.errors import PdctlError, PermissionDeniedError, UsageError
-from pdctl.base.events import Listener, ignore
+from pdctl.base.errors import PdctlError, PermissionDeniedError, TemporaryError, UsageError
+from pdctl.base.events import Listener, Note, ignore
 from pdctl.base.process import url_of
 from pdctl.config.model import Config, Ec2Target, LocalTarget, SshAccess, SshHost, SshTarget
 from pdctl.deploy import audit, services
@@ -19,8 +24,10 @@ from pdctl.deploy.world import World, own_url
 from pdctl.observe.endpoints import Served
 from pdctl.render.check import load_checked
 from pdctl.render.place import place_of
-from pdctl.render.spots import name_of_host
+from pdctl.render.spots import host_of_name, name_of_host
+from pdctl.state import lock
 from pdctl.state.model import DeploymentState
+from pdctl.state.store import StateStore
 from pdctl.targets.base import Host
 from pdctl.targets.ssh.access import Login
 from pdctl.targets.ssh.connect import Links
@@ -28,12 +35,17 @@ from pdctl.targets.ssh.host import SshHost as Machine
 from pdctl.targets.ssh.host import connect_all as try_all
 
 _LIMIT_S = 20.0
+_LOOK_S = 0.5
+_AT_ONCE = 32
 PINNED = "known_hosts"
 """File in pdctl's state directory with the keys that `pin-first-use` has kept."""
 
 
-def world_of(config: Config, listen: Listener = ignore) -> World:
+def world_of(config: Config, listen: Listener = ignore, recorded: Iterable[str] = ()) -> World:
     """All hosts of a deployment; nothing is connected to before it is asked for something.
+
+    Args:
+        recorded: hosts that have processes of it, whether the configuration still has them or not.
 
     Raises:
         UsageError: the target has no hosts that this version can reach, or none yet.
@@ -42,7 +54,10 @@ def world_of(config: Config, listen: Listener = ignore) -> World:
     if isinstance(target, LocalTarget):
         return this_machine(listen)
     if isinstance(target, SshTarget | Ec2Target):
-        hosts = ec2_hosts(config) if isinstance(target, Ec2Target) else ssh_hosts(target)
+        if isinstance(target, Ec2Target):
+            wanted = hosts = ec2_hosts(config)
+        else:
+            wanted, hosts = ssh_hosts(target), ssh_hosts(target, recorded)
         if not hosts:
             raise UsageError(
                 f"`{config.name}` has no hosts on EC2 yet",
@@ -56,10 +71,20 @@ def world_of(config: Config, listen: Listener = ignore) -> World:
             trail=place_of(config).cache / audit.FILE_NAME,
             near=near_through(hosts),
             supervision=functools.cache(lambda name: services.choose(hosts[name], target)),
+            leaving=frozenset(hosts.keys() - wanted.keys()),
         )
     raise UsageError(
         f"hosts of `target.kind: {target.kind}` cannot be reached yet", where="key `target.kind`"
     )
+
+
+def recorded_hosts(store: StateStore) -> list[str]:
+    """Hosts that have processes of a deployment, as far as its state can be read."""
+    try:
+        state = store.load()
+    except PdctlError:
+        return []  # told by whoever needs the state
+    return list(dict.fromkeys(r.host for r in state.processes.values())) if state else []
 
 
 def config_of(state: DeploymentState) -> Config | None:
@@ -120,11 +145,16 @@ def _near(hosts: Mapping[str, Host], process: Served) -> str:
         return process.url  # a host that forwards nothing may still let us in
 
 
-def ssh_hosts(target: SshTarget) -> Mapping[str, Machine]:
-    """The hosts by name, each once; they share what they go through."""
+def ssh_hosts(target: SshTarget, recorded: Iterable[str] = ()) -> dict[str, Machine]:
+    """The hosts by name, each once; they share what they go through.
+
+    Args:
+        recorded: names of more; what the file said of them besides is not known any more.
+    """
     links = Links()
     found: dict[str, Machine] = {}
-    for host in (*target.hosts.prefill, *target.hosts.decode, *target.hosts.router):
+    hosts = (*target.hosts.prefill, *target.hosts.decode, *target.hosts.router)
+    for host in (*hosts, *map(host_of_name, recorded)):
         name = name_of_host(host)
         if name not in found:
             found[name] = Machine(name, login_of(target.access, host), links=links)
@@ -152,6 +182,40 @@ def try_to_connect(world: World) -> None:
     try_all([host for host in world.hosts.values() if isinstance(host, Machine)])
 
 
+def without_lost(world: World) -> World:
+    """`connect_all`, but hosts that the configuration has no more may be gone for good.
+
+    Raises:
+        PdctlError: a host that the configuration has cannot be reached.
+    """
+    leaving = [h for n, h in world.hosts.items() if n in world.leaving and isinstance(h, Machine)]
+    lost = try_all(leaving)
+    for name, error in lost.items():
+        world.listen(
+            Note(
+                f"{name} is not in the configuration any more and cannot be reached "
+                f"({error.message}); what ran there is given up",
+                warning=True,
+            )
+        )
+    rest = replace(world, hosts={n: h for n, h in world.hosts.items() if n not in lost})
+    connect_all(rest)
+    return rest
+
+
+def give_up_lost(world: World, store: StateStore) -> None:
+    """Forget the processes of hosts that `without_lost` gave up; the lock is held."""
+    state = store.load()
+    if state is None or not world.leaving:
+        return
+    lost = [r for r in state.processes.values() if r.host not in world.hosts]
+    for record in lost:
+        state = state.without_process(record.name)
+        audit.note(store.name, f"give up {record.name} on {record.host}, which is lost")
+    if lost:
+        store.save(state)
+
+
 def connect_all(world: World) -> None:
     """Log in to all hosts at the same time, before anything is done on one of them.
 
@@ -170,6 +234,62 @@ def connect_all(world: World) -> None:
         expected=error.expected,
         hints=error.hints,
         detail=[*error.detail, *(f"{name} too: {each.message}" for name, each in others)],
+    )
+
+
+# --- one at a time ------------------------------------------------------------------------------
+
+
+@contextmanager
+def hold(name: str, world: World, marks: str, command: str, *, wait: float = 0.0) -> Iterator[None]:
+    """Hold a deployment's lock: here, and on its hosts, where others may come from elsewhere.
+
+    Args:
+        marks: what tells the deployment on its hosts.
+        command: what others are told, such as `pdctl up`.
+        wait: seconds to wait for another holder.
+
+    Raises:
+        TemporaryError: somebody else holds it; says who.
+    """
+    deadline = time.monotonic() + wait
+    with lock.hold(name, command, wait=wait):
+        who = f"{lock.user_name()} at {socket.gethostname()} (`{command}`, pid {os.getpid()})"
+        hosts = [host for host in world.hosts.values() if isinstance(host, Machine)]
+        while (held := _claim(hosts, marks, who)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if held:
+            raise _busy(name, held, wait)
+        yield  # the claims end with the connections, which are this command's own
+
+
+def _claim(hosts: Sequence[Machine], marks: str, who: str) -> dict[str, str]:
+    """Claim all; the first before the others, so that of two who come at once one gets them.
+
+    Returns:
+        who holds it, by the hosts on which another does.
+    """
+
+    def claim(host: Machine) -> str | None:
+        holder = host.claim(marks, who)
+        return None if holder == who else holder  # one machine may have two names
+
+    if not hosts:
+        return {}
+    if first := claim(hosts[0]):
+        return {hosts[0].name: first}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        holders = list(pool.map(claim, hosts[1:]))
+    return {h.name: each for h, each in zip(hosts[1:], holders, strict=True) if each is not None}
+
+
+def _busy(name: str, held: Mapping[str, str], wait: float) -> TemporaryError:
+    waited = f" and did not end within {wait:g} s" if wait else ""
+    return TemporaryError(
+        f"another pdctl works on `{name}`{waited}",
+        where=", ".join(held),
+        detail=[f"held by {holder}" for holder in dict.fromkeys(held.values())],
+        hints=["wait for it to end, or give `--lock-wait SECONDS`"],
     )
 
 

@@ -48,6 +48,7 @@ class World:
             keeps its own.
         near: URL at which this machine reaches what a process serves, given its record.
         supervision: what is to keep the processes of a host running, given its name.
+        leaving: hosts that the configuration has no more, and that still have processes of it.
     """
 
     hosts: Mapping[str, Host]
@@ -61,6 +62,7 @@ class World:
     trail: PurePosixPath | None = None
     near: Callable[[Served], str] = own_url
     supervision: Callable[[str], Supervision] = by_nothing
+    leaving: frozenset[str] = frozenset()
 
     def close(self) -> None:
         """Give connections back."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pdctl.base.durations import format_duration
 from pdctl.base.problems import Loc, Problem
-from pdctl.config.model import Config, ExternalTarget
+from pdctl.config.model import Config, ExternalTarget, SshTarget
 from pdctl.engine import choices, example, install, ttl, versions
 from pdctl.engine.choices import ENGINE_ROLES
 from pdctl.engine.owned import (
@@ -244,6 +244,23 @@ def _tensor_parallel(config: Config) -> Iterator[Problem]:
         )
 
 
+def _gpus(config: Config) -> Iterator[Problem]:
+    """Too few would only be told by an engine that dies after minutes."""
+    if not isinstance(config.target, SshTarget) or choices.on_cpu(config):
+        return
+    hosts = config.target.hosts
+    for role in ENGINE_ROLES:
+        tensor = choices.tensor_parallel_size(config, role)
+        data = choices.role_of(config, role).data_parallel_size or 1
+        for index, host in enumerate(hosts.prefill if role == "prefill" else hosts.decode):
+            if host.gpus is not None and len(host.gpus) < tensor * data:
+                yield Problem(
+                    ("target", "hosts", role, index, "gpus"),
+                    f"{len(host.gpus)} are given, and {role} needs {tensor * data}: "
+                    f"tensor_parallel_size {tensor} × data_parallel_size {data}",
+                )
+
+
 def _cpu_cache(config: Config) -> Iterator[Problem]:
     for role in ENGINE_ROLES:
         size = choices.role_of(config, role).cpu_kv_cache_gib
@@ -341,6 +358,7 @@ _ALWAYS: tuple[_Rule, ...] = (
     _backends,
     _load_failure_policy,
     _tensor_parallel,
+    _gpus,
     _cpu_cache,
     _example_proxy,
     _paths,

@@ -16,6 +16,9 @@ _ENV: Mapping[str, Part] = {
     "PYTHONUNBUFFERED": "1",
 }
 
+OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
+"""Variable with the address of the collector that a router sends traces to."""
+
 TTL_FILE = "--ttl-file"
 """Option with the file in which a router keeps the TTL that was set while it ran."""
 
@@ -117,7 +120,12 @@ def _own(config: Config, spot: Spot, place: Place, urls: Urls, cells: Mapping[st
         elif value is not None:
             words += [flag, value if isinstance(value, Secret) else str(value)]
     parts = (place.pdctl_python, "-m", "pdctl", "router", *words)
-    return Command(parts, _ENV, cwd=str(place.temp))
+    return Command(parts, {**_ENV, **_traces(router)}, cwd=str(place.temp))
+
+
+def _traces(router: Router) -> dict[str, Part]:
+    """In OpenTelemetry's own variable, which a router that is started by hand reads too."""
+    return {} if router.otlp_endpoint is None else {OTLP_ENV: router.otlp_endpoint}
 
 
 def _flags(router: Router) -> Iterator[tuple[str, object]]:

@@ -115,6 +115,16 @@ def name_of_host(host: SshHost) -> str:
     )
 
 
+def host_of_name(name: str) -> SshHost:
+    """The least that a name says of a host: where it is reached."""
+    address, port = name, None
+    if name.startswith("["):
+        address, _, port = name[1:].partition("]:")
+    elif name.count(":") == 1:
+        address, port = name.split(":")
+    return SshHost(address=address, ssh_port=int(port) if port else None)
+
+
 def _private(host: SshHost) -> str:
     return host.private_address or host.address
 

@@ -181,6 +181,7 @@ class _Turn:
         self.decode: str | None = None
         self.cached_tokens: int | None = None
         self.cold_salt: str | None = None
+        self.no_prefill = "prefill_down"
 
     @property
     def packed(self) -> bytes | None:
@@ -208,6 +209,8 @@ class _Turn:
             avoid = [result.url] if self._another(result.url) else []
             kv = yield from self._cold_prefill()
             result = yield from self._decode_leg(kv, avoid)
+            if isinstance(result, Failure) and self._blocks_lost(result, kv):
+                result = yield from self._decode_alone(result)
         if isinstance(result, Failure):
             self.report.status = result.client_status
             yield Reply(result)
@@ -223,6 +226,23 @@ class _Turn:
         if failure.refused or failure.kind == "timeout":
             return False
         return self._another(failure.url) or (kv is not None and failure.kind != "unreachable")
+
+    def _blocks_lost(self, failure: Failure, kv: dict[str, Any] | None) -> bool:
+        return (
+            kv is not None
+            and not failure.refused
+            and failure.kind in ("status", "stream_error")
+            and not self._another(failure.url)
+        )
+
+    def _decode_alone(self, failure: Failure) -> Generator[Action, Any, Opened | Failure]:
+        """No blocks reach decode, twice in a row: it can compute the prompt as well."""
+        self.fleet.blocks_lost(self.report.prefill, failure.url)
+        self.report.retries.append("blocks_lost")
+        self.report.reason = "blocks_lost"
+        self.report.prefill, self.cached_tokens, self.prompt_ids = "", None, None
+        result = yield from self._decode_leg(None)
+        return result
 
     # Stage 1: is this a request to reuse for, and to retain?
 
@@ -496,11 +516,16 @@ class _Turn:
                 self.report.reason = "prefill_refused"
                 return None
             self.report.retries.append(f"prefill_{result.kind}")
-        self.report.reason = "prefill_down"
+        self.report.reason = self.no_prefill
         return None
 
     def _cold_choice(self, tried: list[str]) -> str | None:
-        return self.fleet.choose_prefill(tokens=self.size, known=self.known, avoid=tried)
+        chosen = self.fleet.choose_prefill(tokens=self.size, known=self.known, avoid=tried)
+        if chosen is not None and not self.fleet.blocks_arrive(chosen):
+            # What it computed would be for nothing, and decode finds out after seconds.
+            self.no_prefill = "blocks_lost"
+            return None
+        return chosen
 
     def _accept(self, answer: Answer, prefill: str) -> dict[str, Any] | None:
         self.report.prefill = prefill

@@ -112,6 +112,9 @@ class Driver:
             if self._opening is not None:
                 self._opening.close()
 
+    def told(self, report: Report) -> None:
+        """The turn has ended and was this; for a driver that traces it."""
+
     async def out_of_time(self) -> web.StreamResponse | None:
         """End an answer that took too long; None when none has begun."""
         if self._stream is None or self._stream.response is None:

@@ -109,6 +109,7 @@ class Pair:
         final: only a restart of an engine can change the verdict.
         again_at: when it may be probed once more; the watcher's clock.
         pauses: breaker by decode engine start.
+        lost: a request's blocks did not reach decode, and no probe saw any arrive since.
     """
 
     prefill: str
@@ -119,6 +120,7 @@ class Pair:
     final: bool = False
     again_at: float | None = None
     pauses: dict[str, Pause] = field(default_factory=dict)
+    lost: bool = False
 
     @property
     def doubt(self) -> int:
@@ -324,6 +326,21 @@ class Fleet:
         # One that began before the pause does not end it; the trial does.
         if pause is not None and (pause.trying or now >= pause.until):
             del pauses[start]
+
+    def blocks_lost(self, prefill: str, decode: str) -> None:
+        """Prefill's blocks did not reach decode, twice in a row: no more until a probe sees them.
+
+        A verdict that no probe changes stays, since nothing would end this one.
+        """
+        pair = self.pairs.get((prefill, decode))
+        if pair is not None and not pair.final:
+            pair.moves_kv, pair.lost, pair.again_at = False, True, None
+            pair.verdict, pair.why = "no_reuse", "decode did not get a request's blocks"
+
+    def blocks_arrive(self, prefill: str) -> bool:
+        """Whether there is a healthy decode server that may get this one's blocks."""
+        pairs = [self.pairs[(prefill, e.url)] for e in self.decode.values() if e.healthy]
+        return not pairs or any(pair.moves_kv or not pair.lost for pair in pairs)
 
     def quarantine(self, prefill: str, decode: str, why: str) -> None:
         """No reuse between these two until a restart: answers were wrong, which no probe sees."""

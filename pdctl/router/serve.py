@@ -19,6 +19,7 @@ from pdctl.router.front import Runner
 from pdctl.router.keys import KeyFile
 from pdctl.router.server import Router
 from pdctl.router.settings import RouterSettings
+from pdctl.router.tracing import tracing_of
 
 log = logging.getLogger("pdctl.router")
 
@@ -92,13 +93,16 @@ async def run(
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    router = Router(settings, key=key, key_file=key_file)
+    tracing = tracing_of(os.environ, settings.deployment)
+    router = Router(settings, key=key, key_file=key_file, tracing=tracing)
     # Of a terminal, a hang-up means that it is gone; what has none is told to reopen its files.
     loop.add_signal_handler(signal.SIGHUP, stop.set if os.isatty(0) else router.log.reopen)
     async with serving(router) as url:
         log.info("pdctl router %s listens on %s", __version__, url)
         await stop.wait()
         log.info("draining: running requests have %g s to finish", settings.limits.drain)
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
 
 
 def serve(

@@ -38,6 +38,7 @@ from pdctl.router.passing import PASSED, body_of, engine_headers, header_text, p
 from pdctl.router.requestlog import RequestLog
 from pdctl.router.settings import RouterSettings
 from pdctl.router.store import HandleStore
+from pdctl.router.tracing import Tracing
 from pdctl.router.watch import Watcher
 
 log = logging.getLogger("pdctl.router")
@@ -61,7 +62,9 @@ class Router:
         key: str | None = None,
         api_keys: ApiKeys | None = None,
         key_file: KeyFile | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._driver = tracing.driver if tracing else Driver
         limits, file = settings.limits, settings.ttl_file
         self.settings = settings
         self.policy = Policy(
@@ -148,7 +151,7 @@ class Router:
             request_id=request_id[:_LONGEST_ID],
             audited=random.random() < self.settings.audit_share,
         )
-        driver = Driver(
+        driver = self._driver(
             self.shared,
             request,
             turn.request_id,
@@ -177,6 +180,7 @@ class Router:
         finally:
             self._limits_running.discard(limit)
             self._tell(turn, report, driver, arrived, time.monotonic() - began)
+            driver.told(report)
         assert driver.response is not None
         return driver.response
 

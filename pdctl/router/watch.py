@@ -27,6 +27,8 @@ _HEALTH_LIMIT_S = 3.0
 _SILENT_LOOKS = 5
 # Decode holds blocks for at least this long after a handle is not offered any more: the least
 # margin between the two TTLs is 8 s (FACTS T1). A later release could meet another's blocks.
+_LOST_AGAIN_S = 10.0
+"""Between two probes of a pair that a request's blocks did not cross either."""
 _SURELY_HELD_S = 5.0
 
 Key = tuple[str, str]
@@ -185,7 +187,10 @@ class Watcher:
             return  # one of the two was restarted meanwhile, or is known to give wrong answers
         pair.moves_kv, pair.why, pair.final = found.moves_kv, found.why, found.final
         pair.verdict = "no_reuse" if found.why else "ok"
-        pair.again_at = asyncio.get_running_loop().time() + found.again_s
+        pair.lost = pair.lost and not found.moves_kv
+        # Requests do without prefill meanwhile, which is worth a look more often.
+        again_s = min(found.again_s, _LOST_AGAIN_S) if pair.lost else found.again_s
+        pair.again_at = asyncio.get_running_loop().time() + again_s
         self._note(pair)
 
     def _due(self, pair: Pair, now: float) -> bool:

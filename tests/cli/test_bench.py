@@ -145,6 +145,17 @@ def test_what_was_cut_short_is_kept_and_can_go_on(serve: Serve, tmp_path: Path) 
     assert f"pdctl bench --resume {out}" in refused.stderr
 
 
+def test_no_cell_begins_that_would_end_too_late(serve: Serve, tmp_path: Path) -> None:
+    """Judged by what took longest for its length so far."""
+    pair, file = serve()
+    lengths = ("--lengths", "10,20,4000", "--repeats", "1", "--max-time", "60s", "--warmup", "0")
+    pair.router.pause = 0.05
+    result = bench(file, tmp_path / "r", *lengths, "--clients", "1")
+    assert result.exit_code == 0, result.stderr
+    assert {cell["length"] for cell in lines(tmp_path / "r" / files.CELLS)} == {10, 20}
+    assert "2 of 6 cells were left out" in result.stderr
+
+
 def test_ctrl_c_keeps_the_turns_of_the_cell_that_ran(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

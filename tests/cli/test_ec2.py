@@ -13,6 +13,8 @@ import pytest
 
 from pdctl.base.exits import ExitCode
 from pdctl.deploy import ec2, ec2things
+from pdctl.state.model import DeploymentState, Intervals
+from pdctl.state.store import StateStore
 from pdctl.targets import ec2_read
 from tests.cli.helpers import CliResult, run_cli
 from tests.ec2.cloud import IMAGE, NAME, REGION, document, moto_server, network, write
@@ -213,3 +215,25 @@ def test_down_ends_what_up_made(account: Account) -> None:
     assert account.ec2.describe_addresses()["Addresses"] == []
     again = account.run("down", "--json")
     assert again.json["released"] == []
+
+
+def test_down_needs_no_file_to_end_what_costs(account: Account) -> None:
+    account.write(capacity={"kind": "on-demand", "on_failure": "keep"})
+    account.run("up", "--yes")
+    state = DeploymentState(
+        name=NAME,
+        target="ec2",
+        phase="running",
+        pdctl_version="0",
+        config_file=str(account.folder / "gone.yaml"),
+        config_digest="",
+        created_at=0.0,
+        stop_timeout=1.0,
+        kv=Intervals(480.0, 460.0),
+    )
+    StateStore(NAME).save(state)
+    down = run_cli("down", "--name", NAME)
+    assert down.exit_code == 0, down.stderr
+    assert "the hosts are found by their record" in down.stderr
+    assert account.running() == []
+    assert StateStore(NAME).load() is None

@@ -1,11 +1,14 @@
 """`pdctl init`: a file to start from, never over another one."""
 
+import io
 import os
 import resource
 from pathlib import Path
 
 import pytest
+import yaml
 
+from pdctl.base.exits import ExitCode
 from pdctl.cli import init as module
 from pdctl.config.load import load
 from tests.cli.helpers import run_cli
@@ -127,3 +130,32 @@ def test_the_environment_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PDCTL_FILE", "other.yaml")
     assert run_cli("init").exit_code == 0
     assert Path("other.yaml").exists()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("typed", "hours"), [("\n", 8), ("2.5\n", 2.5), (None, 8), ("never\n", None), ("0\n", None)]
+)
+def test_init_asks_when_hosts_that_cost_are_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str | None, hours: float | None
+) -> None:
+    if typed is not None:
+        monkeypatch.setattr("sys.stdin", Terminal(typed))
+    file = tmp_path / "pd.yaml"
+    result = run_cli("init", "--template", "p5en", "--file", str(file))
+    assert ("after how many hours? [8]" in result.stderr) == (typed is not None)
+    if hours is None:
+        assert result.exit_code == ExitCode.USAGE
+        assert not file.exists()
+    else:
+        assert yaml.safe_load(file.read_text())["target"]["capacity"]["max_hours"] == hours
+
+
+def test_init_takes_the_hours_as_an_option(tmp_path: Path) -> None:
+    file = tmp_path / "pd.yaml"
+    run_cli("init", "--template", "p5en", "--file", str(file), "--max-hours", "3")
+    assert yaml.safe_load(file.read_text())["target"]["capacity"]["max_hours"] == 3

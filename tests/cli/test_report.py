@@ -92,7 +92,7 @@ def test_the_page_in_a_real_browser(tmp_path: Path, program: str) -> None:
         if not trace["name"].startswith("published")
     }
     assert drawn == {
-        (length, leg.removesuffix("-cache")): pytest.approx(value, abs=0.001)
+        (length, f"reuse {leg.removesuffix('-cache')}"): pytest.approx(value, abs=0.001)
         for (length, leg), value in medians.items()
     }
     ratio = medians[(8000, "off-cache")] / medians[(8000, "on-cache")]
@@ -137,7 +137,7 @@ def test_pictures(tmp_path: Path, program: str) -> None:
     names = [Path(line).name for line in done.stdout.splitlines()]
     assert names == ["report.html", "ttft.png", "ttft.svg", "prefill.png", "prefill.svg"]
     svg = (tmp_path / "out" / "ttft.svg").read_text()
-    assert "published Qwen3-32B: off" in svg
+    assert "published Qwen3-32B: reuse off" in svg
     assert (tmp_path / "out" / "ttft.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -169,7 +169,7 @@ def test_runs_are_compared(tmp_path: Path) -> None:
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     own = [t for t in figures["ttft"]["data"] if not t["name"].startswith("published")]
     assert [trace["name"] for trace in own] == [
-        *("before: off", "before: on", "after: off", "after: on")
+        *(f"{run}: reuse {leg}" for run in ("before", "after") for leg in ("off", "on"))
     ]
     looks = {(t["marker"]["symbol"], t["line"]["dash"]) for t in own}
     assert len(looks) == 4, "told apart without colour"

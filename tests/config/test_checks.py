@@ -131,6 +131,23 @@ def test_ssh(text: str, words: list[str]) -> None:
     assert lines(text) == words
 
 
+def test_what_is_to_be_downloaded() -> None:
+    digest = "0" * 64
+    text = ssh("{address: p}", "{address: d}", rest=f"  efa_installer_sha256: '{digest}'\n")
+    assert lines(text) == [
+        "9:25 target.efa_installer_sha256: without `efa_installer` nothing is installed (name the "
+        "version too)"
+    ]
+    assert lines(f'{text}  efa_installer: "1.50.0"\n') == []
+    text = ssh("{address: p}", "{address: d}", rest="  model_source: s3://bucket/model\n")
+    assert lines(text) == []
+    found = said(HEAD.replace("a/b", "/models/m") + text)
+    assert [line.removeprefix("pd.yaml:") for line in found] == [
+        "9:17 target.model_source: the model is there without a download, as `model.id` says "
+        "(remove it, or name the model's id)"
+    ]
+
+
 def external(prefill: str, decode: str, rest: str = "") -> str:
     return f"target:\n  kind: external\n  prefill: [{prefill}]\n  decode: [{decode}]\n{rest}"
 

@@ -38,12 +38,14 @@ def is_healthy() -> bool:
     return how != "late" and (not how.startswith("until:") or os.path.exists(how[6:]))
 
 
+# The last is asked once, on other machines, before an engine counts as healthy.
+KNOWN = ([b"/health"], [b"/version"], [b"/pdctl/v1/engines"], [b"/v1/completions"])
 listener = socket.create_server((options.get("--host", "127.0.0.1"), port))
 while True:
     client, _ = listener.accept()
     with client:
         path = client.recv(4096).split(b" ", 2)[1:2]
-        good = is_healthy() and path in ([b"/health"], [b"/version"], [b"/pdctl/v1/engines"])
+        good = is_healthy() and path in KNOWN
         body = b'{"version": "0.0.1", "engines": []}'
         client.sendall(
             b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"

@@ -14,7 +14,13 @@ import pytest
 
 from pdctl.base import paths
 from pdctl.base.command import command
-from pdctl.base.errors import NotFoundError, PermissionDeniedError, UnreachableError, UsageError
+from pdctl.base.errors import (
+    NotFoundError,
+    PermissionDeniedError,
+    TemporaryError,
+    UnreachableError,
+    UsageError,
+)
 from pdctl.base.events import Event, Note, StepDone
 from pdctl.config.model import Config, SshTarget
 from pdctl.deploy import facts, install, local, reach
@@ -25,9 +31,12 @@ from pdctl.observe.status import Status, read_status
 from pdctl.plan.model import Install
 from pdctl.render.deployment import render
 from pdctl.render.place import place_of
+from pdctl.render.spots import host_of_name, name_of_host
+from pdctl.state.store import StateStore
 from pdctl.targets.local import LocalHost
 from pdctl.targets.ssh.host import SshHost
 from tests.deploy.pair import NAMES, Pair, names
+from tests.state.samples import PREFILL, STATE
 from tests.targets.sshd import Sshd, nobodys_ssh, running_sshd, user, why_not, with_path
 
 
@@ -397,3 +406,70 @@ def test_all_dead_hosts_are_told_at_once(sshd: Sshd) -> None:
     assert caught.value.where == f"{user()}@127.0.0.1:1"
     assert caught.value.detail == ("b too: port 1 cannot be connected to: Connection refused",)
     hosts["c"].close()
+
+
+@pytest.mark.parametrize("name", ["h", "h:22", "10.0.0.1:2201", "fd00::1", "[fd00::1]:22"])
+def test_a_hosts_name_says_where_it_is(name: str) -> None:
+    assert name_of_host(host_of_name(name)) == name
+
+
+def test_hosts_that_the_file_has_no_more_are_still_the_deployments() -> None:
+    config = configured(access={"user": "u"})
+    world = reach.world_of(config, recorded=["p", "gone:2201"])
+    assert world.leaving == {"gone:2201"}
+    gone = world.hosts["gone:2201"]
+    assert isinstance(gone, SshHost)
+    assert (gone._login.address, gone._login.port, gone._login.user) == ("gone", 2201, "u")
+
+
+def test_what_ran_on_a_lost_host_that_the_file_has_no_more_is_given_up(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDCTL_STATE_DIR", str(tmp_path))
+    store = StateStore("demo")
+    records = {name: replace(PREFILL, name=name, host=name) for name in ("here", "left", "lost")}
+    store.save(replace(STATE, processes=records))
+    hosts = {
+        "here": sshd.host("here"),
+        "left": sshd.host("left"),
+        "lost": sshd.host("lost", port=1),
+    }
+    told: list[Event] = []
+    world = World(hosts, told.append, leaving=frozenset({"left", "lost"}))
+    rest = reach.without_lost(world)
+    reach.give_up_lost(rest, store)
+    assert set(rest.hosts) == {"here", "left"}
+    state = store.load()
+    assert state is not None
+    assert set(state.processes) == {"here", "left"}
+    assert [each.text for each in told if isinstance(each, Note)] == [
+        "lost is not in the configuration any more and cannot be reached "
+        "(port 1 cannot be connected to: Connection refused); what ran there is given up"
+    ]
+    with pytest.raises(UnreachableError):
+        reach.without_lost(replace(world, leaving=frozenset({"left"})))
+    world.close()
+
+
+def test_two_operators_with_states_of_their_own_do_not_work_at_once(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = f"{tmp_path}/deployments/two/"
+
+    def operator(name: str) -> World:
+        monkeypatch.setenv("PDCTL_STATE_DIR", str(tmp_path / name))
+        return World({"h1": sshd.host("h1"), "h2": sshd.host("h2")})
+
+    one = operator("one")
+    with reach.hold("two", one, marks, "pdctl up"):
+        other = operator("other")
+        busy = pytest.raises(TemporaryError, match="another pdctl works on `two`")
+        with busy as caught, reach.hold("two", other, marks, "pdctl down"):
+            pytest.fail("both work at once")
+        assert "(`pdctl up`, pid " in caught.value.detail[0]
+        with reach.hold("three", other, f"{tmp_path}/deployments/three/", "pdctl down"):
+            pass  # another deployment on the same hosts
+    one.close()
+    with reach.hold("two", other, marks, "pdctl down", wait=10):
+        pass
+    other.close()

@@ -85,12 +85,39 @@ class LogMark:
     sizes: Mapping[str, int]
 
 
-class Pair:
+class Sender:
+    """Sends turns as tests want them. Times are seconds, URLs have no slash at their end.
+
+    Attributes:
+        model: served name.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    @property
+    def decode(self) -> str:
+        """URL of a decode server."""
+        raise NotImplementedError
+
+    async def send(self, session: aiohttp.ClientSession, url: str, **request: Any) -> Turn:
+        """A turn to any server, by the fields of `TurnRequest`; greedy, and to its full length."""
+        limits = request.pop("limits", TurnLimits(first_byte=60.0, idle=60.0, total=120.0))
+        fields: dict[str, Any] = {"model": self.model, "ignore_eos": True, "return_token_ids": True}
+        fields |= request
+        return await send_turn(session, url, TurnRequest(**fields), limits=limits)
+
+    async def cold(self, session: aiohttp.ClientSession, **request: Any) -> Turn:
+        """What decode alone answers when no cache can help: the oracle in float32."""
+        return await self.send(session, self.decode, cache_salt=uuid.uuid4().hex, **request)
+
+
+class Pair(Sender):
     """A running prefill/decode pair. Times are seconds, URLs have no slash at their end."""
 
     def __init__(self, pairs: "Pairs", setup: Setup, config: Config, file: Path) -> None:
+        super().__init__(served_name(config))
         self._pairs, self.setup, self.config, self.file = pairs, setup, config, file
-        self.model = served_name(config)
 
     # --- what runs ----------------------------------------------------------------------
 
@@ -170,18 +197,7 @@ class Pair:
             log.seek(mark.sizes[role])
             return log.read().decode("utf-8", "replace")
 
-    # --- turns past the router ----------------------------------------------------------
-
-    async def send(self, session: aiohttp.ClientSession, url: str, **request: Any) -> Turn:
-        """A turn to any server, by the fields of `TurnRequest`; greedy, and to its full length."""
-        limits = request.pop("limits", TurnLimits(first_byte=60.0, idle=60.0, total=120.0))
-        fields: dict[str, Any] = {"model": self.model, "ignore_eos": True, "return_token_ids": True}
-        fields |= request
-        return await send_turn(session, url, TurnRequest(**fields), limits=limits)
-
-    async def cold(self, session: aiohttp.ClientSession, **request: Any) -> Turn:
-        """What decode alone answers when no cache can help: the oracle in float32."""
-        return await self.send(session, self.decode, cache_salt=uuid.uuid4().hex, **request)
+    # --- turns past the router, leg by leg ------------------------------------------------
 
     async def prefill_leg(
         self, session: aiohttp.ClientSession, kv: Mapping[str, Any] = FIRST_TURN, **request: Any

@@ -11,7 +11,7 @@ import aiohttp
 
 from pdctl.base.explain import TURN_HEADER, TurnExplanation, read_explanation
 from pdctl.observe.turns import Turn, TurnRequest
-from tests.e2e.harness import Pair
+from tests.e2e.harness import Sender
 from tests.proofs.agents import Agent, Step
 from tests.proofs.oracle import Past, best_plan, peak_tokens
 
@@ -89,7 +89,7 @@ class Stage:
 
     def __init__(
         self,
-        pair: Pair,
+        pair: Sender,
         session: aiohttp.ClientSession,
         door: Door,
         hurried: Door | None = None,

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import urllib.request
@@ -120,6 +121,7 @@ def test_from_one_file_to_a_proven_pair_and_back(person: Person) -> None:
     what_runs_is_what_render_shows(person, up)
     the_ttl_is_lowered_and_raised_under_load(person, up)
     the_bench_sees_what_reuse_brings(person)
+    all_is_accepted(person)
 
     down = person.types("down", "--yes")
     assert "nothing is left" in down.stderr + down.stdout
@@ -127,6 +129,21 @@ def test_from_one_file_to_a_proven_pair_and_back(person: Person) -> None:
         assert not runs(each["pid"])
     again = person.types("down", "--yes")
     assert "nothing" in again.stderr + again.stdout
+
+
+def all_is_accepted(person: Person) -> None:
+    """Short: the bench ran already, and one restart costs as much as another."""
+    skip = ("--skip", "bench", "--skip", "restart.prefill")
+    told = person.asks("accept", "--yes", "--minutes", "10", "--out", "b.tar.gz", *skip)
+    found = {each["id"]: each for each in told["results"]}
+    passed = {"doctor", "pair.prefill-0.decode-0", "exact", "restart.decode"}
+    assert {id_ for id_, each in found.items() if each["status"] == "pass"} == passed
+    assert all(each["outcome"] == "HIT" for each in found["exact"]["data"]["compared"])
+    assert found["exact"]["data"]["exact"] is True
+    cells = {cell["column"]: cell for cell in told["cells"]}
+    assert set(cells) == {"remote_cached_tokens", "nixl.UCX"}
+    assert all(cell["agrees"] and cell["device"] == "cpu" for cell in cells.values())
+    assert tarfile.is_tarfile(person.folder / "b.tar.gz")
 
 
 class Talker(threading.Thread):

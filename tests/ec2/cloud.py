@@ -224,12 +224,17 @@ def moto_network() -> Iterator[tuple[dict[str, str], str, str]]:
 
 
 @contextmanager
-def moto_server() -> Iterator[str]:
-    """moto as a server of its own, at this URL."""
+def moto_server(*addresses: str) -> Iterator[str]:
+    """moto as a server of its own, at this URL.
+
+    Args:
+        addresses: of hosts that really exist, for the first instances.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, "-m", "tests.ec2.server", str(port), *addresses],
+        cwd=Path(__file__).parents[2],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

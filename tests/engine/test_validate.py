@@ -140,6 +140,31 @@ def test_tensor_parallel_equal_or_a_multiple(prefill: int, decode: int, fine: bo
     assert keys(pairs) == ([] if fine else ["decode.tensor_parallel_size"])
 
 
+@pytest.mark.parametrize(("gpus", "fine"), [([0, 1, 2, 3], True), ([0, 1], False), (None, True)])
+def test_an_engine_has_a_gpu_for_each_rank(gpus: list[int] | None, fine: bool) -> None:
+    hosts = {
+        "prefill": [{"address": "p"}],
+        "decode": [{"address": "d", **({} if gpus is None else {"gpus": gpus})}],
+    }
+    problems = found(
+        P5EN,
+        model={"tensor_parallel_size": 2},
+        decode={"data_parallel_size": 2},
+        kv={"backends": ["UCX"]},
+        target={"kind": "ssh", "hosts": hosts},
+    )
+    assert problems == (
+        []
+        if fine
+        else [
+            (
+                "target.hosts.decode[0].gpus",
+                "2 are given, and decode needs 4: tensor_parallel_size 2 × data_parallel_size 2",
+            )
+        ]
+    )
+
+
 def test_the_cpu_cache_is_whole_gib() -> None:
     assert found(decode={"cpu_kv_cache_gib": 1.5}) == [
         ("decode.cpu_kv_cache_gib", "vLLM takes whole GiB only; 1.5 is not whole")

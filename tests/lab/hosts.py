@@ -1,4 +1,4 @@
-"""Several hosts on one machine: network namespaces with an address and an sshd each.
+"""Several hosts on one machine: namespaces with an address, files, processes and an sshd each.
 
     machine ── 10.77.N.1 ── veth ──┐
                                    ├── bridge, in a namespace of its own
@@ -6,25 +6,44 @@
     h2 ── eth0 10.77.N.12 ── veth ─┘
 
 The bridge is not in the machine's own namespace, so the machine's packet filter cannot get in the
-way. All hosts share the machine's file system; each has a `directory` of its own. Whatever lives
-in the namespaces was started here, so ending a lab ends just that.
+way. A host has network, mount, pid, IPC and UTS namespaces: it sees the machine's programs, read
+only, and has /etc, /home, /opt, /root, /run, /srv, /tmp, /var and its processes to itself. Its
+first process (`init.py`) ends with it all, so ending a lab is ending those.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from pdctl.base.paths import cache_root
+
 _PREFIX = "pdlab"
-_RUN_SSHD = Path("/run/sshd")
+_INIT = Path(__file__).with_name("init.py")
+_OWN = ("etc", "home", "opt", "root", "run", "srv", "tmp", "var")
+"""Folders at the top that each host has to itself."""
+_ETC = (
+    "alternatives", "debian_version", "environment", "group", "host.conf", "hosts", "ld.so.cache",
+    "ld.so.conf", "ld.so.conf.d", "localtime", "login.defs", "nsswitch.conf", "os-release",
+    "passwd", "profile", "resolv.conf", "services", "ssl",
+)  # fmt: skip
+"""What a host gets of the machine's /etc: nothing that is secret."""
 _STEP_S = 20.0
 """Limit of every command that sets a lab up or takes it down."""
+
+
+_first: dict[str, subprocess.Popen[bytes]] = {}
+"""What waits for a host's first process, by namespace."""
 
 
 class LabError(RuntimeError):
@@ -36,26 +55,60 @@ class LabHost:
     """One host of a lab.
 
     Attributes:
-        name: `h1`.
-        namespace: its network namespace, for `ip netns exec`.
+        name: `h1`, also its host name.
+        namespace: its network namespace.
         address: where its sshd listens, port 22, and other hosts reach it.
-        directory: files of this host; the only part of the file system that is its own.
+        directory: files of this host, there under the same name; `directory / "fs"` has its own
+            folders, and outlives a `reboot`.
+        plan: what its first process is told.
     """
 
     name: str
     namespace: str
     address: str
     directory: Path
+    plan: Mapping[str, object]
+
+    @property
+    def pid(self) -> int:
+        """Its first process, as the machine counts."""
+        return int((self.directory / "pid").read_text())
+
+    def path(self, there: str) -> Path:
+        """Where the machine finds a file of the host's own folders."""
+        return self.directory / "fs" / there.removeprefix("/")
 
     def command(self, *argv: str) -> list[str]:
         """The argv that runs `argv` inside the host."""
-        return ["ip", "netns", "exec", self.namespace, *argv]
+        spaces = ("--mount", "--net", "--pid", "--ipc", "--uts")
+        return ["nsenter", "--target", str(self.pid), *spaces, "--", *argv]
 
     def run(self, *argv: str, timeout: float = _STEP_S) -> subprocess.CompletedProcess[str]:
         """Run inside the host, without ssh."""
         return subprocess.run(
             self.command(*argv), capture_output=True, text=True, timeout=timeout, check=False
         )
+
+    def does(self, *argv: str) -> str:
+        """Run inside the host what must succeed; gives its output."""
+        return _run(*self.command(*argv))
+
+    def pids(self, *words: str) -> list[int]:
+        """Its processes whose command line or environment has all the words, as the machine
+        counts."""
+        return [pid for pid in _pids(self.namespace) if _says(pid, words)]
+
+    def power_off(self) -> None:
+        """End all its processes at once, as a power failure does."""
+        os.kill(self.pid, signal.SIGKILL)
+        _first.pop(self.namespace).wait(_STEP_S)
+
+    def power_on(self) -> None:
+        """Start it again; its files are as they were, but for those in memory."""
+        for folder in ("run", "tmp"):
+            _emptied(self.path(folder))
+        _start(self)
+        wait_for_sshd(self)
 
 
 @dataclass(frozen=True)
@@ -64,7 +117,7 @@ class Lab:
 
     Attributes:
         hosts: in order, `h1` first.
-        key_file: private key that every host lets in as root.
+        key_file: private key that every host lets in as root; hosts see it too.
         known_hosts: the host keys of all hosts, so that clients can be strict.
         gateway: the machine's own address in the lab.
     """
@@ -95,7 +148,11 @@ def why_not() -> str | None:
     """Why there can be no lab here; None when there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for program, package in (("ip", "iproute2"), ("ssh-keygen", "openssh-client")):
+    needed = {
+        "ip": "iproute2", "iptables": "iptables", "ssh-keygen": "openssh-client",
+        "nsenter": "util-linux",
+    }  # fmt: skip
+    for program, package in needed.items():
         if shutil.which(program) is None:
             return f"`{program}` is not installed (package {package})"
     if _sshd() is None:
@@ -107,17 +164,33 @@ def why_not() -> str | None:
     if tried.returncode != 0:
         return f"this machine does not allow network namespaces: {tried.stderr.strip()}"
     _run("ip", "netns", "del", probe)
+    own = ("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--mount-proc", "true")
+    tried = subprocess.run(own, capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        return f"this machine does not allow mount and pid namespaces: {tried.stderr.strip()}"
     return None
 
 
 @contextlib.contextmanager
-def make_lab(count: int, directory: Path) -> Iterator[Lab]:
-    """A lab of `count` hosts with its files under `directory`; nothing is left afterwards."""
+def make_lab(
+    count: int,
+    directory: Path,
+    *,
+    subnet: str | None = None,
+    shared: Mapping[str, str] | None = None,
+) -> Iterator[Lab]:
+    """A lab of `count` hosts with its files under `directory`; nothing is left afterwards.
+
+    Args:
+        subnet: such as `10.77.1`; by default one that is free.
+        shared: folders of the machine by where the hosts see them, read-only. The programs of
+            tests and of pdctl's cache are there anyway.
+    """
     _sweep()
     lab_id = f"{_PREFIX}{os.getpid()}-{os.urandom(2).hex()}"
     with contextlib.ExitStack() as undo:
         undo.callback(_take_down, lab_id)
-        yield _set_up(lab_id, count, directory, undo)
+        yield _set_up(lab_id, count, directory, subnet or _free_subnet(), _visible(shared or {}))
 
 
 def leftovers(lab_id: str) -> list[str]:
@@ -131,8 +204,9 @@ def leftovers(lab_id: str) -> list[str]:
     return found
 
 
-def _set_up(lab_id: str, count: int, directory: Path, undo: contextlib.ExitStack) -> Lab:
-    subnet = _free_subnet()
+def _set_up(
+    lab_id: str, count: int, directory: Path, subnet: str, shared: Mapping[str, str]
+) -> Lab:
     switch = f"{lab_id}-net"
     _run("ip", "netns", "add", switch)
     _in(switch, "ip", "link", "add", "br0", "type", "bridge")
@@ -144,25 +218,31 @@ def _set_up(lab_id: str, count: int, directory: Path, undo: contextlib.ExitStack
     _in(switch, "ip", "link", "set", "machine", "master", "br0", "up")
     _run("ip", "addr", "add", f"{subnet}.1/24", "dev", _link(lab_id))
     _run("ip", "link", "set", _link(lab_id), "up")
-    _make_run_sshd(undo)
-    key = directory / "key"
+    keys = directory / "keys"
+    keys.mkdir()
+    key, known = keys / "key", keys / "known_hosts"
     _keygen(key)
+    shared = {**shared, str(keys): str(keys)}
     hosts = tuple(
-        _host(f"h{number}", lab_id, switch, f"{subnet}.{10 + number}", directory)
+        _host(f"h{number}", lab_id, switch, f"{subnet}.{10 + number}", directory, shared)
         for number in range(1, count + 1)
     )
     for host in hosts:
-        _start_sshd(host, key.with_suffix(".pub"), undo)
-    known = directory / "known_hosts"
+        shutil.copy(key.with_suffix(".pub"), host.directory / "authorized_keys")
+        _keygen(host.directory / "host_key")
+        _start(host)
     known.write_text("".join(_known(host) for host in hosts))
     for host in hosts:
-        _wait_for_sshd(host)
+        wait_for_sshd(host)
     return Lab(lab_id, hosts, key, known, f"{subnet}.1")
 
 
-def _host(name: str, lab_id: str, switch: str, address: str, directory: Path) -> LabHost:
-    host = LabHost(name, f"{lab_id}-{name}", address, directory / name)
-    host.directory.mkdir()
+def _host(
+    name: str, lab_id: str, switch: str, address: str, directory: Path, shared: Mapping[str, str]
+) -> LabHost:
+    plan = _plan(name, address, directory / name, shared)
+    host = LabHost(name, f"{lab_id}-{name}", address, directory / name, plan)
+    _fill(host)
     _run("ip", "netns", "add", host.namespace)
     _run(
         "ip", "link", "add", "eth0", "netns", host.namespace,
@@ -175,11 +255,89 @@ def _host(name: str, lab_id: str, switch: str, address: str, directory: Path) ->
     return host
 
 
+def _visible(shared: Mapping[str, str]) -> Mapping[str, str]:
+    """The machine's folders that hosts see, by where: what the tests run, and pdctl's cache."""
+    root = Path(__file__).parents[2]
+    always = [Path(sys.prefix), Path(sys.base_prefix), root, cache_root()]
+    return {**{str(path): str(path) for path in always if path.is_dir()}, **shared}
+
+
+def _plan(
+    name: str, address: str, directory: Path, shared: Mapping[str, str]
+) -> Mapping[str, object]:
+    own = {f"/{folder}": str(directory / "fs" / folder) for folder in _OWN}
+    sshd = _sshd()
+    assert sshd is not None
+    return {
+        "name": name,
+        "own": {**own, str(directory): str(directory)},
+        "shared": dict(shared),
+        "argv": [sshd, "-D", "-E", str(directory / "sshd.log"), "-f", str(directory / "sshd.conf")],
+    }
+
+
+def _fill(host: LabHost) -> None:
+    """The host's own folders, as those of a small new machine."""
+    for folder in ("home", "opt", "root", "run/sshd", "srv", "tmp", "var/lib", "var/log", "etc"):
+        (host.directory / "fs" / folder).mkdir(parents=True)
+    (host.path("var/tmp")).mkdir(mode=0o1777)
+    host.path("tmp").chmod(0o1777)
+    host.path("root").chmod(0o700)
+    host.path("var/run").symlink_to("/run")
+    for name in _ETC:
+        source, target = Path("/etc") / name, host.path("etc") / name
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True)
+        elif source.exists():
+            shutil.copy(source, target)
+    (host.path("etc/shadow")).write_text("root:*:19000::::::\n")
+    config = host.directory / "sshd.conf"
+    config.write_text(_CONFIG.format(address=host.address, directory=host.directory))
+
+
+def _emptied(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    if folder.name == "tmp":
+        folder.chmod(0o1777)
+    else:
+        (folder / "sshd").mkdir()
+
+
+def _start(host: LabHost) -> None:
+    """Its first process, and with it its sshd."""
+    argv = (
+        "nsenter", f"--net=/run/netns/{host.namespace}", "unshare", "--mount", "--pid", "--ipc",
+        "--uts", "--fork", "--kill-child", "--propagation", "private", "--",
+        sys.executable, "-I", "-S", str(_INIT), json.dumps(host.plan),
+    )  # fmt: skip
+    with (host.directory / "init.log").open("ab") as log:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    deadline = time.monotonic() + _STEP_S
+    while not (found := psutil.Process(child.pid).children()):
+        if child.poll() is not None or time.monotonic() > deadline:
+            text = (host.directory / "init.log").read_text(errors="replace")
+            raise LabError(f"{host.name} does not start: {text}")
+        time.sleep(0.01)
+    (host.directory / "pid").write_text(str(found[0].pid))
+    _first[host.namespace] = child
+
+
+def _says(pid: int, words: Sequence[str]) -> bool:
+    try:
+        text = b"".join(Path(f"/proc/{pid}/{each}").read_bytes() for each in ("cmdline", "environ"))
+    except OSError:
+        return False
+    return all(word.encode() in text for word in words)
+
+
 _CONFIG = """\
 ListenAddress {address}
 Port 22
 HostKey {directory}/host_key
-AuthorizedKeysFile {authorized}
+AuthorizedKeysFile {directory}/authorized_keys
 PidFile none
 StrictModes no
 UsePAM no
@@ -192,36 +350,8 @@ Subsystem sftp internal-sftp
 """
 
 
-def _start_sshd(host: LabHost, authorized: Path, undo: contextlib.ExitStack) -> None:
-    _keygen(host.directory / "host_key")
-    config = host.directory / "sshd_config"
-    config.write_text(
-        _CONFIG.format(address=host.address, directory=host.directory, authorized=authorized)
-    )
-    sshd = _sshd()
-    assert sshd is not None
-    log = undo.enter_context((host.directory / "sshd.log").open("wb"))
-    # `ip netns exec` becomes sshd, so the child is sshd itself.
-    child = subprocess.Popen(
-        host.command(sshd, "-D", "-e", "-f", str(config)),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
-    undo.callback(_reap, child)
-
-
-def _reap(child: subprocess.Popen[bytes]) -> None:
-    child.terminate()
-    try:
-        child.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait(timeout=5)
-
-
-def _wait_for_sshd(host: LabHost) -> None:
+def wait_for_sshd(host: LabHost) -> None:
+    """Until the host lets in."""
     deadline = time.monotonic() + _STEP_S
     while True:
         try:
@@ -230,8 +360,9 @@ def _wait_for_sshd(host: LabHost) -> None:
                     return
         except OSError as error:
             if time.monotonic() > deadline:
-                log = (host.directory / "sshd.log").read_text(errors="replace")
-                raise LabError(f"sshd of {host.name} does not answer: {error}\n{log}") from error
+                logs = [host.directory / name for name in ("init.log", "sshd.log")]
+                said = "".join(each.read_text(errors="replace") for each in logs if each.exists())
+                raise LabError(f"sshd of {host.name} does not answer: {error}\n{said}") from error
         time.sleep(0.02)
 
 
@@ -247,15 +378,17 @@ def _take_down(lab_id: str) -> None:
 
 
 def _end_all(namespace: str) -> None:
-    deadline = time.monotonic() + 5
+    """The first process of a host takes all others with it."""
+    deadline = time.monotonic() + 10
     while pids := _pids(namespace):
-        last = time.monotonic() > deadline
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL if last else signal.SIGTERM)
-        if time.monotonic() > deadline + 5:
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
             raise LabError(f"processes {pids} in {namespace} do not end")
         time.sleep(0.02)
+    if namespace in _first:
+        _first.pop(namespace).wait(_STEP_S)
 
 
 def _pids(namespace: str) -> list[int]:
@@ -280,19 +413,6 @@ def _sweep() -> None:
         owner = lab_id.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
             _take_down(lab_id)
-
-
-def _make_run_sshd(undo: contextlib.ExitStack) -> None:
-    """The folder that sshd insists on; packages make it when they start their own service."""
-    if _RUN_SSHD.is_dir():
-        return
-    _RUN_SSHD.mkdir(mode=0o755)
-
-    def remove() -> None:
-        with contextlib.suppress(OSError):
-            _RUN_SSHD.rmdir()
-
-    undo.callback(remove)
 
 
 def _free_subnet() -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.hosts import Lab, is_running, leftovers, make_lab
+from tests.targets.programs import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -41,17 +42,35 @@ def test_a_host_has_its_own_loopback_and_nobody_elses_keys(lab: Callable[[int], 
     assert "Host key verification failed" in ssh(two.ssh_argv(one, "true")).stderr
 
 
+def test_a_host_has_its_own_files_and_processes(lab: Callable[[int], Lab]) -> None:
+    one, other = lab(2).hosts
+    for folder in ("/etc", "/home", "/opt", "/root", "/run", "/tmp", "/var", "/dev/shm"):
+        one.does("touch", f"{folder}/mine")
+        assert other.run("test", "-e", f"{folder}/mine").returncode == 1
+        assert not Path(folder, "mine").exists()
+    assert one.run("touch", "/usr/mine").returncode == 1
+    assert one.does("hostname") == "h1\n"
+    sleeper = subprocess.Popen(one.command("sleep", "300"))
+    try:
+        wait_until(lambda: "sleep 300" in one.does("ps", "ax"))
+        assert "sleep 300" not in other.does("ps", "ax")
+        one.power_off()
+        assert sleeper.wait(5) != 0
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    one.power_on()
+    assert one.path("opt/mine").exists()
+    assert not one.path("run/mine").exists()
+
+
 @pytest.mark.usefixtures("lab_possible")
 def test_nothing_is_left_not_even_what_was_started_in_the_background(tmp_path: Path) -> None:
     with make_lab(2, tmp_path) as made:
-        started = ssh(
-            made.ssh_argv(
-                made.hosts[0],
-                "setsid sh -c 'trap \"\" HUP; exec sleep 300' >/dev/null 2>&1 & echo $!",
-            )
-        )
-        pid = int(started.stdout)
-        assert is_running(pid)
+        far = "setsid sh -c 'trap \"\" HUP; exec sleep 300' >/dev/null 2>&1 &"
+        assert ssh(made.ssh_argv(made.hosts[0], far)).returncode == 0
+        wait_until(lambda: made.hosts[0].pids("sleep", "300") != [])
+        (pid,) = made.hosts[0].pids("sleep", "300")
         assert f"process {pid} in {made.hosts[0].namespace}" in leftovers(made.id)
     assert leftovers(made.id) == []
     assert not is_running(pid)

@@ -25,20 +25,20 @@ MARKS = "/srv/demo/"
 @contextmanager
 def listener(host: LabHost, port: int) -> Iterator[None]:
     code = (
-        "import socket, time\n"
+        "import socket, sys\n"
         f"s = socket.create_server(('{host.address}', {port}))\n"
         "print('up', flush=True)\n"
-        "time.sleep(120)\n"
+        "sys.stdin.read()\n"  # the child is nsenter's, so ending that one leaves it
     )
     with subprocess.Popen(
-        host.command(sys.executable, "-c", code), stdout=subprocess.PIPE, text=True
+        host.command(sys.executable, "-c", code),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
-        try:
-            yield
-        finally:
-            child.kill()
+        yield
 
 
 def want(one: LabHost, other: LabHost) -> HostWant:

@@ -177,6 +177,7 @@ class FakeRouter:
     share: float = 1.0
     tenants: dict[str, float] = field(default_factory=dict)
     switch_sticks: bool = False
+    pause: float = 0.0
     keeps: bool = False
     turns: list[dict[str, Any]] = field(default_factory=list)
     held: dict[str, list[int]] = field(default_factory=dict)
@@ -235,6 +236,7 @@ class FakeRouter:
         if self.fail is not None and len(self.turns) >= self.fail_from:
             status, message = self.fail
             return web.json_response({"error": {"message": message}}, status=status)
+        await asyncio.sleep(self.pause)
         prompt = _prompt_ids(body)
         reused = self._pull(body, prompt)
         ids = answer_of(prompt, body["max_tokens"])

@@ -149,6 +149,16 @@ def test_the_router_with_everything() -> None:
     assert router.binds == "0.0.0.0"
 
 
+def test_the_routers_traces_go_where_the_configuration_says() -> None:
+    def environ(**router: Any) -> dict[str, str]:
+        _, deployment = rendered(router=router)
+        return by_name(deployment)["router-0"].command.masked_environ()
+
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in environ()
+    told = environ(otlp_endpoint="http://10.0.0.9:4318/")
+    assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://10.0.0.9:4318"
+
+
 def test_the_routers_own_parser_takes_what_is_rendered() -> None:
     import typer.main
 

@@ -95,6 +95,7 @@ class FakeEngine:
     grants: Callable[[dict[str, float]], dict[str, float]] | None = lambda until: until
     renewals: list[dict[str, Any]] = field(default_factory=list)
     ranks: list[str | None] = field(default_factory=list)
+    traces: list[str | None] = field(default_factory=list)
     finish: str = "length"
     _count: Any = field(default_factory=itertools.count)
 
@@ -157,6 +158,7 @@ class FakeEngine:
         except (ValueError, RecursionError):
             return error(400, "not JSON")
         self.seen.append(body)
+        self.traces.append(request.headers.get("traceparent"))
         try:
             if self.fault is not None:
                 answer = self.fault(request, body)

@@ -236,6 +236,41 @@ def test_blocks_that_did_not_reach_decode_are_prefilled_again() -> None:
     assert book.expect(Relay, Relayed(a_harvest([1], None))).report.retries == ["decode_failed"]
 
 
+def test_blocks_that_never_arrive_leave_it_to_decode_alone_until_a_probe_sees_some() -> None:
+    fleet = a_fleet()
+    book = Playbook(fleet=fleet)
+    book.expect(Know, False)
+    for _ in range(2):
+        book.expect(Prefill, p_answer(PROMPT, cached=4))
+        book.expect(OpenDecode, Failure(500, "stream_error", b"{}", url=D))
+    alone = book.expect(OpenDecode, Opened(200))
+    assert "kv_transfer_params" not in alone.body
+    relay = book.expect(Relay, Relayed(a_harvest([1], None)))
+    assert (relay.report.reason, relay.report.prefill) == ("blocks_lost", "")
+    assert relay.cached_tokens is None
+    assert relay.report.retries == ["decode_failed", "blocks_lost"]
+
+    book = Playbook(fleet=fleet)
+    book.expect(Know, False)
+    book.expect(OpenDecode, Opened(200))
+    assert book.expect(Relay, Relayed(a_harvest([1], None))).report.reason == "blocks_lost"
+
+    pair = fleet.pairs[(P, D)]
+    assert (pair.verdict, pair.again_at) == ("no_reuse", None)
+    pair.moves_kv, pair.verdict = True, "ok"  # what the watcher does after a probe
+    book = Playbook(fleet=fleet)
+    book.expect(Know, False)
+    book.expect(Prefill, p_answer(PROMPT))
+
+
+def test_what_no_probe_changes_goes_on_through_prefill() -> None:
+    fleet = a_fleet()
+    fleet.quarantine(P, D, "answers were wrong")
+    fleet.blocks_lost(P, D)
+    assert fleet.blocks_arrive(P)
+    assert fleet.pairs[(P, D)].why == "answers were wrong"
+
+
 def test_a_dead_decode_hands_over_to_another() -> None:
     other = "http://d:2"
     book = Playbook(fleet=a_fleet(decode=(D, other)))

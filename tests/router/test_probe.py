@@ -82,6 +82,22 @@ async def test_a_one_sided_prefill_is_found_without_a_request_that_hangs() -> No
         assert pair.again_at > now() + 500
 
 
+async def test_a_pair_that_loses_requests_blocks_is_looked_at_often_until_they_arrive() -> None:
+    p, d = FakeEngine("prefill"), FakeEngine("decode", blocks=1000)
+    async with watched(p, d) as router:
+        await router.watcher.look()
+        router.shared.fleet.blocks_lost(p.url, d.url)
+        d.fault = lambda request, body: web.json_response({}, status=500)
+        await router.watcher.look()
+        pair = a_pair(router)
+        assert (pair.verdict, pair.lost) == ("no_reuse", True)
+        assert pair.again_at - asyncio.get_running_loop().time() < 11
+        d.fault, pair.again_at = None, 0.0
+        await router.watcher.look()
+        assert (pair.verdict, pair.lost) == ("ok", False)
+        assert router.shared.fleet.blocks_arrive(p.url)
+
+
 async def test_where_decode_is_busy_the_pull_tells_within_its_limit() -> None:
     p, d = FakeEngine("prefill", one_sided=True), FakeEngine("decode", blocks=1000, others=3)
     async with watched(p, d) as router:

@@ -24,6 +24,7 @@ MODULES = (
     "pdctl.targets.units",
     "pdctl.targets.local",
     "pdctl.targets.ssh",
+    "pdctl.targets.ssh.claim",
     "pdctl.targets.ssh.frames",
     "pdctl.targets.ssh.far",
 )

@@ -26,7 +26,7 @@ from pdctl.base.errors import PdctlError, TemporaryError
 from pdctl.base.process import ProcessRef
 from pdctl.targets import piped
 from pdctl.targets.local import LocalHost
-from pdctl.targets.ssh import frames
+from pdctl.targets.ssh import claim, frames
 from pdctl.targets.ssh.frames import Frame
 
 SILENCE_S = 600.0
@@ -150,6 +150,8 @@ def _stop(host: LocalHost, call: Call, args: Args) -> object:
     return host.stop(ProcessRef(**args["ref"]), timeout=args["timeout"])
 
 
+_claims = claim.Claims()
+
 _OPERATIONS: Mapping[str, Callable[[LocalHost, Call, Args], object]] = {
     "run": _run,
     "write": _write,
@@ -165,6 +167,7 @@ _OPERATIONS: Mapping[str, Callable[[LocalHost, Call, Args], object]] = {
     "port_holder": lambda host, call, args: host.port_holder(args["address"], args["port"]),
     "choose_port": lambda host, call, args: host.choose_port(args["address"]),
     "inherited_env": lambda host, call, args: dict(host.inherited_env()),
+    "claim": lambda host, call, args: _claims.take(args["claimed"], args["who"]),
 }
 
 

@@ -195,6 +195,18 @@ class SshHost:
         """The variables a started process gets besides those its command names."""
         return dict(self._call("inherited_env"))
 
+    def claim(self, name: str, who: str) -> str | None:
+        """Claim a name on the host, for as long as the connection lasts.
+
+        Args:
+            who: told to others who ask for it.
+
+        Returns:
+            None when it is ours now, else what its holder says of itself.
+        """
+        holder = self._call("claim", claimed=name, who=who)
+        return None if holder is None else str(holder)
+
     def forward(self, address: str, port: int) -> int:
         """A port of this machine's loopback that leads to a server which the host can reach.
 

@@ -54,6 +54,13 @@ TEXTS = {
     "%s %s serves": None,
     "what was said of single engines is lost: %s: %s": None,
     "which engines are drained cannot be kept: %s: %s": None,
+    # At the start, to who has asked for traces.
+    "traces go to %s": None,
+    "no traces: the router speaks OTLP as %s, not %s": None,
+    "no traces: OpenTelemetry is not installed; `pip install 'pdctl[otel]'`": None,
+    # Blocks keep the deadline they have, and a turn that comes later runs cold.
+    "%s did not renew %d turns: %s %s": None,
+    "%s does not know what a renewal is; it is not asked again": None,
     # A traceback comes with these.
     "background work failed": None,
     "looking at the engines failed": None,

@@ -1,0 +1,1 @@
+"""One run on somebody's hardware that tries everything within a budget, and keeps what it saw."""

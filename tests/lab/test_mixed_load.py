@@ -1,0 +1,172 @@
+"""Two prefill and two decode hosts and a router, under the mixed load of `tests/proofs`.
+
+The agents and the oracle are those of the tests on one machine; what they need of the engines goes
+over the lab's wire. Prefill's own prefix cache is off there, so what was not computed was pulled.
+"""
+
+import asyncio
+import itertools
+import time
+from datetime import datetime
+
+import aiohttp
+import pytest
+
+from tests.e2e.harness import Sender
+from tests.e2e.play import Door, Stage, judge, pasts
+from tests.lab.callers import calling, told
+from tests.lab.site import Operator, Site
+from tests.proofs.agents import Agent, team
+from tests.proofs.oracle import best_plan
+from tests.targets.programs import wait_until
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+TWO = {
+    "target.hosts.prefill": [{"address": "10.77.254.11"}, {"address": "10.77.254.14"}],
+    "target.hosts.decode": [{"address": "10.77.254.12"}, {"address": "10.77.254.15"}],
+}
+THRESHOLD = 64
+ROUTER_TTL_S = 472.0
+OVERALL, OVERALL_SHORT = 0.95, 0.9
+"""Of what the oracle says was possible; in a short session two or three turns decide."""
+
+_SOAK = (pytest.mark.soak, pytest.mark.timeout(3600))
+QUICK, SHORT, LONG = 150, 48, 300
+"""Turns: with stand-ins, with vLLM, and with both in a soak."""
+
+
+class Far(Sender):
+    """The lab's engines; cold answers come from both decode hosts."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__("pdctl/tiny-random")
+        hosts = (site.decode, site.lab.hosts[4])
+        self._urls = itertools.cycle(f"http://{host.address}:8100" for host in hosts)
+
+    @property
+    def decode(self) -> str:
+        """Each in turn."""
+        return next(self._urls)
+
+
+@pytest.fixture(scope="module")
+def grown(site: Site) -> Operator:
+    """The example with two engines more; the ones that run are left alone."""
+    before = {
+        role["role"]: role["pid"]
+        for role in site.operator.tries("status", "--json").json["roles"]
+        if role["healthy"]
+    }
+    operator = site.edit(TWO)
+    said = operator.types("up", "--yes")
+    if set(before) >= {"prefill", "decode"}:
+        for name in ("prefill", "decode"):
+            assert f"because pid {before[name]} runs as configured" in said.err
+    return operator
+
+
+def agents_for(turns: int) -> list[Agent]:
+    """As many as suit a session. The example's router asks for no keys, so all are one tenant: of
+    two neighbours, who begin alike to try tenants, one is enough."""
+    return team(seed=57 + turns, size=2 * (8 + turns // 50))[::2]
+
+
+@pytest.mark.parametrize("site", ["stand-in", pytest.param("real", marks=_SOAK)], indirect=True)
+@pytest.mark.parametrize("soak", [False, pytest.param(True, marks=_SOAK)], ids=["short", "long"])
+async def test_four_engines_reuse_what_the_oracle_says(
+    site: Site, grown: Operator, soak: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    turns = LONG if soak else SHORT if site.real else QUICK
+    async with aiohttp.ClientSession() as session:
+        stage = Stage(Far(site), session, Door(site.url, ROUTER_TTL_S))
+        await stage.play(agents_for(turns), turns)
+        await stage.ask_cold()
+    verdict = judge(stage.played, threshold=THRESHOLD, own_cache_block=None)
+    with capfd.disabled():
+        print(f"\n2P2D, {len(stage.played)} turns\n{verdict.table()}")
+    assert verdict.wrong == ()
+    assert verdict.total.share >= (OVERALL if turns > 100 else OVERALL_SHORT)
+    told = [each.told for each in stage.played if each.told]
+    assert len({each.prefill for each in told}) == 2
+    assert len({each.decode for each in told}) == 2
+
+
+@pytest.mark.parametrize("site", ["stand-in", pytest.param("real", marks=_SOAK)], indirect=True)
+async def test_an_upgrade_by_cells_under_load(
+    site: Site, grown: Operator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What prefill and decode must have in common changes, so a pair is replaced at a time."""
+    agents = agents_for(0)
+    async with aiohttp.ClientSession() as session:
+        stage = Stage(Far(site), session, Door(site.url, ROUTER_TTL_S))
+        await stage.play(agents, 30)
+        newer = site.edit({**TWO, "model.max_model_len": 6144})
+        began = time.time() - time.monotonic()
+        upgrade = asyncio.create_task(asyncio.to_thread(newer.types, "up", "--yes"))
+        while not upgrade.done():
+            await stage.play(agents, 8)
+        await stage.play(agents, 30)
+        await stage.ask_cold()
+    said = (await upgrade).err
+    assert "one-kind" in said or "work together again" in said
+    starts = {url: when - began for url, when in decode_starts(newer, site).items()}
+    for each in stage.played:
+        assert each.told is not None
+        # Each start of a decode server is an era of its own: what moved to another is not held
+        # against the router, and what was kept on one that was replaced is gone.
+        decode = each.told.decode
+        each.era = 2 * sorted(starts).index(decode) + (each.sent > starts[decode])
+    history = pasts(stage.played)
+    plan = best_plan(history, threshold=THRESHOLD)
+    possible = sum(share.tokens for share in plan)
+    reused = sum(
+        min(each.not_computed, share.tokens) for each, share in zip(stage.played, plan, strict=True)
+    )
+    moved = sum(each.told is not None and not each.told.reused_tokens for each in stage.played)
+    with capfd.disabled():
+        print(
+            f"\nupgrade by cells: {len(stage.played)} turns, none failed, {reused} of {possible} "
+            f"tokens reused ({reused / possible:.3f}), {moved} turns without reuse"
+        )
+    assert [str(each) for each in stage.played if not each.right] == []
+    assert len({each.era for each in stage.played}) == 4
+    assert reused >= OVERALL_SHORT * possible  # 0.94 to 0.95 in three runs
+
+
+def decode_starts(operator: Operator, site: Site) -> dict[str, float]:
+    """When each decode server was started last, by its URL; wall clock."""
+    audit = (operator.folder / "state" / "lab" / "audit.log").read_text()
+    found = {}
+    for host, name in ((site.decode, "decode-0"), (site.lab.hosts[4], "decode-1")):
+        (*_, last) = [line for line in audit.splitlines() if f" start {name} " in line]
+        when = datetime.fromisoformat(last.split()[0].replace("Z", "+00:00"))
+        found[f"http://{host.address}:8100"] = when.timestamp()
+    return found
+
+
+@pytest.mark.parametrize("site", ["stand-in"], indirect=True)
+def test_a_host_that_died_is_taken_out_of_the_file(site: Site, grown: Operator) -> None:
+    lost = site.lab.hosts[4]
+    with calling(site.url, count=4) as callers:
+        wait_until(lambda: len(callers.seen) > 12, limit=30)
+        began = time.monotonic()
+        lost.power_off()
+        time.sleep(12)
+        seen = told(callers.since(began), began)
+    print(f"fault: one of two decode hosts lost its power: {seen}")
+    assert seen.failed <= 4  # those that decode was answering
+    assert callers.wrong(site.decode.address) == []
+    refused = grown.types("up", "--yes", expect=69)
+    assert lost.address in refused.err
+    hosts = {**TWO, "target.hosts.decode": TWO["target.hosts.decode"][:1]}
+    left = site.edit(hosts)
+    said = left.types("up", "--yes").err
+    assert f"{lost.address} is not in the configuration any more and cannot be reached" in said
+    assert [each["role"] for each in left.asks("status")["roles"]] == [
+        "prefill", "prefill", "decode", "router",
+    ]  # fmt: skip
+    lost.power_on()
+    again = site.edit(TWO)
+    again.types("up", "--yes")
+    assert len(again.asks("status")["roles"]) == 5
