@@ -90,10 +90,11 @@ class Sender:
 
     Attributes:
         model: served name.
+        key: what the engines want to be shown; None when nothing.
     """
 
-    def __init__(self, model: str) -> None:
-        self.model = model
+    def __init__(self, model: str, key: str | None = None) -> None:
+        self.model, self.key = model, key
 
     @property
     def decode(self) -> str:
@@ -109,7 +110,8 @@ class Sender:
 
     async def cold(self, session: aiohttp.ClientSession, **request: Any) -> Turn:
         """What decode alone answers when no cache can help: the oracle in float32."""
-        return await self.send(session, self.decode, cache_salt=uuid.uuid4().hex, **request)
+        salt = uuid.uuid4().hex
+        return await self.send(session, self.decode, cache_salt=salt, api_key=self.key, **request)
 
 
 class Pair(Sender):

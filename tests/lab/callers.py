@@ -63,17 +63,24 @@ class Callers:
         """What began at or after a moment, or was not yet answered then."""
         return [each for each in self.seen if each.ended >= moment]
 
-    def wrong(self, decode: str, most: int = 40) -> list[str]:
-        """Of the last answers, those that decode alone does not give when it is asked cold."""
+    def wrong(self, decode: str, key: str | None, most: int = 40) -> list[str]:
+        """Of the last answers, those that decode alone does not give when it is asked cold.
+
+        Args:
+            decode: the host's address.
+            key: what its engine wants to be shown.
+        """
         answered = [each for each in self.seen if each.ok][-most:]
-        cold = asyncio.run(self._cold(f"http://{decode}:8100", answered))
+        cold = asyncio.run(self._cold(f"http://{decode}:8100", key, answered))
         return [
             f"{each.reused} reused of {len(each.prompt)}"
             for each, ids in zip(answered, cold, strict=True)
             if each.ids != ids
         ]
 
-    async def _cold(self, url: str, asked: Sequence[Seen]) -> list[tuple[int, ...]]:
+    async def _cold(
+        self, url: str, key: str | None, asked: Sequence[Seen]
+    ) -> list[tuple[int, ...]]:
         seats = asyncio.Semaphore(4)
 
         async def ask(session: aiohttp.ClientSession, one: Seen) -> tuple[int, ...]:
@@ -84,9 +91,11 @@ class Callers:
                 ignore_eos=True,
                 return_token_ids=True,
                 cache_salt=uuid.uuid4().hex,
+                api_key=key,
             )
             async with seats:
                 turn = await send_turn(session, url, request, limits=_LIMITS)
+            assert turn.ok, (turn.status, turn.error_text)
             return tuple(turn.token_ids or ())
 
         async with aiohttp.ClientSession() as session:

@@ -96,6 +96,12 @@ class Operator:
         }
 
     @property
+    def engine_key(self) -> str | None:
+        """What engines on other hosts want to be shown; None before `up` made it."""
+        found = list((self.folder / "state").glob("*/keys/engine"))
+        return found[0].read_text().strip() if found else None
+
+    @property
     def ssh(self) -> Path:
         """Where their key and the hosts' keys are."""
         return self.folder / ".ssh"

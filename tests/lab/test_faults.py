@@ -244,7 +244,7 @@ def test_a_host_that_is_away_while_serving(running: Site, role: str) -> None:
     # Packets that were lost are sent again, so most only wait.
     assert seen.failed <= 2
     assert set(seen.outcomes) <= {"502", "503"}
-    assert callers.wrong(running.decode.address) == []
+    assert callers.wrong(running.decode.address, running.operator.engine_key) == []
     assert running.operator.types("status").status == 0
 
 
@@ -301,7 +301,7 @@ def test_decode_killed_and_back_with_another_clock_and_no_side_channel(running: 
     assert after.failed == 0
     assert after.reuse_s is not None
     assert "handles to" in running.router.path(f"{MARK}logs/router-0.log").read_text()
-    assert callers.wrong(decode.address) == []
+    assert callers.wrong(decode.address, running.operator.engine_key) == []
     again = running.operator.asks("status")["roles"][1]
     assert again["restarts"] == before["restarts"] + 1
     assert again["engine_id"] != before["engine_id"]

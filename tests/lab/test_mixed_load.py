@@ -40,7 +40,7 @@ class Far(Sender):
     """The lab's engines; cold answers come from both decode hosts."""
 
     def __init__(self, site: Site) -> None:
-        super().__init__("pdctl/tiny-random")
+        super().__init__("pdctl/tiny-random", key=site.operator.engine_key)
         hosts = (site.decode, site.lab.hosts[4])
         self._urls = itertools.cycle(f"http://{host.address}:8100" for host in hosts)
 
@@ -156,7 +156,7 @@ def test_a_host_that_died_is_taken_out_of_the_file(site: Site, grown: Operator) 
         seen = told(callers.since(began), began)
     print(f"fault: one of two decode hosts lost its power: {seen}")
     assert seen.failed <= 4  # those that decode was answering
-    assert callers.wrong(site.decode.address) == []
+    assert callers.wrong(site.decode.address, site.operator.engine_key) == []
     refused = grown.types("up", "--yes", expect=69)
     assert lost.address in refused.err
     hosts = {**TWO, "target.hosts.decode": TWO["target.hosts.decode"][:1]}
