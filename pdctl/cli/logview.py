@@ -194,10 +194,10 @@ class LiveView:
         for id, finding in self._summary.findings.items():
             if id in self._alerted or finding.severity == "note":
                 continue
-            self._alerted.add(id)
             signature = finding.signature
             ui.say(f"{ui.mark(_MARKS[finding.severity])} alert {id}: {signature.title}",
                    _STYLES[finding.severity])  # fmt: skip
+            self._alerted.add(id)  # only now: Ctrl-C before it must not lose the alert
             if not any(cause in self._alerted for cause in signature.follows):
                 ui.say(_wrapped(signature.meaning))
                 ui.say(_wrapped(f"fix: {signature.fix.text}"))
