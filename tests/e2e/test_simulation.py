@@ -57,7 +57,7 @@ async def with_nothing_kept(pair: Pair, session: aiohttp.ClientSession) -> None:
     try:
         await emptied(pair, session, limit=5.0)
     except TimeoutError:
-        pair.restart_decode()
+        await asyncio.to_thread(pair.restart_decode)
 
 
 async def test_pinned_blocks_over_time_are_those_of_the_simulation(
