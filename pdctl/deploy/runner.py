@@ -23,6 +23,7 @@ from pdctl.deploy import (
     warm,
 )
 from pdctl.deploy.interrupt import Interrupts
+from pdctl.deploy.parallel import on_all
 from pdctl.deploy.prepare.model import size_on
 from pdctl.deploy.prepare.task import apply_on
 from pdctl.deploy.survey import Survey, Wanted
@@ -225,12 +226,12 @@ class _Run:
 
     def _leftovers(self) -> list[tuple[str, RunningProcess]]:
         alive = self._found.facts.alive
+        hosts = list(self._world.hosts.values())
+        found = on_all(hosts, lambda host: host.find(self._wanted.marks))
         return [
             (name, each)
-            for name, host in self._world.hosts.items()
-            for each in facts.leftovers(
-                {name: host.find(self._wanted.marks)}, self._found.state, alive
-            )
+            for name, running in zip(self._world.hosts, found, strict=True)
+            for each in facts.leftovers({name: running}, self._found.state, alive)
         ]
 
     def _make_directories(self) -> str:
@@ -266,8 +267,14 @@ class _Run:
 
     def _write_files(self, action: WriteFiles) -> str:
         files = [file for file in self._deployment.files if str(file.path) in action.paths]
-        for file in files:
-            self._world.hosts[file.host].write_file(file.path, file.content, mode=file.mode)
+
+        def write(host: Host) -> None:
+            for file in files:
+                if file.host == host.name:
+                    host.write_file(file.path, file.content, mode=file.mode)
+
+        names = dict.fromkeys(file.host for file in files)
+        on_all([self._world.hosts[name] for name in names], write)
         self._audit(f"write {len(files)} files", *(file.host for file in files))
         return ""
 
