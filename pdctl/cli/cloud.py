@@ -66,6 +66,7 @@ def as_dict(plan: "Plan", looked: "Looked", config: "Config") -> "Mapping[str, o
     ]
     value["permissions_missing"] = sorted(looked.refused or ())
     value["unknown"] = [*_not_asked(looked), *looked.unknown]
+    value["needed"] = list(looked.needed)
     value["warnings"] = list(warnings(looked.plan))
     return value
 
@@ -121,7 +122,10 @@ def _show_trouble(looked: "Looked") -> None:
     from pdctl.plan.ec2 import warnings
 
     for line in (*_not_asked(looked), *(f"not known: {each}" for each in looked.unknown)):
-        ui.say(f"{ui.mark('skip')} {line}", "warn")
+        if line.removeprefix("not known: ") not in looked.needed:
+            ui.say(f"{ui.mark('skip')} {line}", "warn")
+    for line in looked.needed:
+        ui.say(f"{ui.mark('bad')} not known, and no host can be made without: {line}", "bad")
     for line in warnings(looked.plan):
         ui.say(f"{ui.mark('warn')} {line}", "warn")
     for line in (*(looked.refused or {}).values(), *map(str, looked.refusals)):
@@ -173,6 +177,7 @@ def make_hosts(config: "Config", *, yes: bool, verbose: bool, lock_wait: float) 
     from pdctl.deploy import ec2, reach
     from pdctl.deploy.ec2things import Clock
     from pdctl.state.lock import hold
+    from pdctl.state.store import StateStore
 
     listen, clock = ui.listener(verbose=verbose), Clock()
     with hold(config.name, "pdctl up", wait=lock_wait):
@@ -195,7 +200,8 @@ def make_hosts(config: "Config", *, yes: bool, verbose: bool, lock_wait: float) 
                 told=teller(verbose),
                 on_launch=lambda: launched.append(True),
             )
-            if launched:
+            # Also after an `up` that ended before its hosts had answered.
+            if launched or (cloud.made and StateStore(config.name).load() is None):
                 world = reach.world_of(config, listen)
                 try:
                     ec2.arrive(world, cloud, looked, clock=clock)

@@ -23,7 +23,7 @@ from pdctl.plan.ec2request import (
     tag_specifications,
     tags_of,
 )
-from pdctl.plan.ec2rules import Refusal, refusals, unknown
+from pdctl.plan.ec2rules import Refusal, needed, refusals, unknown
 from pdctl.render.user_data import user_data
 from pdctl.state.cloud import Cloud, CloudStore
 from pdctl.targets.ec2 import AwsCall, Ec2, Told
@@ -53,9 +53,11 @@ class Looked:
     """A deployment on EC2 before anything is made.
 
     Attributes:
+        unknown: what could not be asked, and why.
         calls: what `up` would ask for, in order; only the last words of each are not known yet.
         refused: by permission, calls that EC2 says it would refuse; None when not tried.
         cloud: the record, when there is one.
+        needed: of what is unknown, what no host can be made without.
     """
 
     plan: CloudPlan
@@ -65,6 +67,7 @@ class Looked:
     calls: tuple[AwsCall, ...]
     cloud: Cloud | None
     refused: Mapping[str, str] | None = None
+    needed: tuple[str, ...] = ()
 
     @property
     def made(self) -> bool:
@@ -97,6 +100,7 @@ def look(
         facts=facts,
         refusals=refusals(plan, facts, now=now),
         unknown=unknown(facts),
+        needed=needed(plan, facts),
         calls=calls,
         cloud=CloudStore(config.name).load(),
         refused=refused,
@@ -181,7 +185,8 @@ def require_possible(looked: Looked) -> None:
     """Nothing is asked of EC2 that it would refuse.
 
     Raises:
-        PdctlError: EC2 cannot be asked, a permission is missing, or a rule is broken.
+        PdctlError: EC2 cannot be asked, a permission is missing, a rule is broken, or what has to
+            be known could not be asked.
     """
     region = looked.plan.target.region
     if looked.facts.error is not None:
@@ -198,6 +203,14 @@ def require_possible(looked: Looked) -> None:
             "EC2 would refuse it, or it could not work; nothing was made",
             where=region,
             detail=[str(each) for each in looked.refusals],
+        )
+    if looked.needed:
+        denied = any("no permission" in each for each in looked.needed)
+        raise (PermissionDeniedError if denied else TemporaryError)(
+            "what no host can be made without could not be asked; nothing was made",
+            where=region,
+            detail=looked.needed,
+            hints=["docs/ec2.md has the policy that pdctl needs"] if denied else ["run it again"],
         )
 
 
