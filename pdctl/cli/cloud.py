@@ -10,12 +10,12 @@ from pdctl.cli import ui
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pdctl.base.awscall import AwsCall
     from pdctl.base.errors import PdctlError
     from pdctl.config.model import Config
     from pdctl.deploy.ec2 import Looked
     from pdctl.deploy.release import Released
     from pdctl.plan.model import Plan
-    from pdctl.targets.ec2 import AwsCall
 
 
 def looked_at(config: "Config") -> "Looked":
@@ -34,7 +34,7 @@ def show_plan(
 
     whole = in_plan(steps, looked.plan)
     if json:
-        ui.json(as_dict(whole, looked, config))
+        ui.json({**as_dict(whole, looked, config), **(_calls(looked) if verbose else {})})
         return
     show(looked, config, verbose=verbose)
     ui.say("and on the hosts:")
@@ -76,6 +76,15 @@ def _section(value: "Mapping[str, object]", key: str) -> "dict[str, object]":
     return dict(found) if isinstance(found, dict) else {}
 
 
+def _calls(looked: "Looked") -> dict[str, object]:
+    return {
+        "calls": {
+            "plan": [call.as_dict() for call in looked.asked],
+            "up": [call.as_dict() for call in looked.calls],
+        }
+    }
+
+
 def _quota(looked: "Looked") -> "dict[str, object] | None":
     if looked.plan.quota is None:
         return None
@@ -113,7 +122,10 @@ def show(
     _show_cost(looked, line_out)
     _show_trouble(looked)
     if verbose:
-        line_out("calls that `up` makes for what is not there yet:")
+        line_out("calls to AWS that this plan made:")
+        for call in looked.asked:
+            line_out(f"  {call}")
+        line_out("calls that `up` would make, in the first zone (ids in <> are not known yet):")
         for call in looked.calls:
             line_out(f"  {call}")
 
@@ -130,7 +142,7 @@ def _show_trouble(looked: "Looked") -> None:
         ui.say(f"{ui.mark('warn')} {line}", "warn")
     for line in (*(looked.refused or {}).values(), *map(str, looked.refusals)):
         ui.say(f"{ui.mark('bad')} {line}", "bad")
-    if looked.refused == {} and looked.calls:
+    if looked.refused == {} and looked.plan.missing:
         ui.say(f"{ui.mark('ok')} EC2 says that you may do this (DryRun)", "ok")
 
 

@@ -80,6 +80,11 @@ _PARTS = {
 }
 
 
+def told_of(part: str) -> str:
+    """What a part of the facts is about, in words."""
+    return _PARTS[part]
+
+
 def unknown(facts: AwsFacts) -> tuple[str, ...]:
     """What could not be asked, and why, in sentences."""
     return _sentences(facts, _PARTS)

@@ -86,6 +86,8 @@ def test_plan_shows_machines_cost_and_what_it_could_not_ask(account: Account) ->
     assert f"use subnet {account.subnets['us-west-2c']} in us-west-2c" in shown.stdout
     assert "cost: 2 × p5en.48xlarge: $126.592 an hour" in shown.stdout
     assert "ec2:RunInstances {" in shown.stdout
+    assert '"Values": ["true"]}]} (the VPC)' in shown.stdout
+    assert "(again and again, until all run)" in shown.stdout
     assert "cost: $127.13 an hour, $3051.08 a day (prices of 2026-07-20), at most 8 hours" in (
         shown.stderr
     )
@@ -112,6 +114,10 @@ def test_plan_as_json_has_the_shape_of_the_contract(account: Account) -> None:
     assert value["cost"]["as_of"] == "2026-07-20"
     assert value["refusals"] == []
     assert [step["id"] for step in value["steps"]][-1] == "verify"
+    assert "calls" not in value
+    calls = account.run("plan", "--json", "--verbose").json["calls"]
+    assert calls["plan"][0]["action"] == "ec2:DescribeInstances"
+    assert "ec2:RunInstances" in [each["action"] for each in calls["up"]]
 
 
 def test_plan_without_a_login_says_so_and_shows_the_rest(
