@@ -66,6 +66,7 @@ def as_dict(plan: "Plan", looked: "Looked", config: "Config") -> "Mapping[str, o
     ]
     value["permissions_missing"] = sorted(looked.refused or ())
     value["unknown"] = [*_not_asked(looked), *looked.unknown]
+    value["accepted"] = _accepted(config)
     value["needed"] = list(looked.needed)
     value["warnings"] = list(warnings(looked.plan))
     return value
@@ -74,6 +75,13 @@ def as_dict(plan: "Plan", looked: "Looked", config: "Config") -> "Mapping[str, o
 def _section(value: "Mapping[str, object]", key: str) -> "dict[str, object]":
     found = value[key]
     return dict(found) if isinstance(found, dict) else {}
+
+
+def _accepted(config: "Config") -> str | None:
+    from pdctl.accept import kept
+
+    accepted, _ = kept.find(config)
+    return str(accepted.file) if accepted else None
 
 
 def _calls(looked: "Looked") -> dict[str, object]:
@@ -108,10 +116,9 @@ def show(
     Args:
         line_out: gets the lines that are `plan`'s answer; `up` has another one.
     """
-    from pdctl.deploy.ec2 import NOT_RUN
     from pdctl.plan.ec2 import created, reused
 
-    ui.say(NOT_RUN, "warn")
+    _show_tried(config)
     for host in looked.cloud.hosts.values() if looked.cloud else ():
         made = "made by pdctl" if host.made else "adopted"
         line_out(f"  {host.name}: {host.id} ({host.instance_type}), {made}, {host.private_ip}")
@@ -128,6 +135,22 @@ def show(
         line_out("calls that `up` would make, in the first zone (ids in <> are not known yet):")
         for call in looked.calls:
             line_out(f"  {call}")
+
+
+def _show_tried(config: "Config") -> None:
+    """What is known of these versions on EC2: a bundle of `accept` that passed, or nothing."""
+    from pdctl.accept import kept
+    from pdctl.deploy.ec2 import NOT_RUN
+    from pdctl.engine import choices
+
+    accepted, bad = kept.find(config)
+    for line in bad:
+        ui.say(f"{ui.mark('warn')} {line}", "warn")
+    if accepted is None:
+        ui.say(NOT_RUN, "warn")
+        return
+    versions = f"vLLM {choices.vllm_version(config)}, NIXL {choices.nixl_version(config)}"
+    ui.say(f"{versions} passed `pdctl accept` on EC2: {accepted.began_at}, {accepted.file}", "ok")
 
 
 def _show_trouble(looked: "Looked") -> None:

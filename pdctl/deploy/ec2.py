@@ -33,7 +33,7 @@ NOT_RUN = (
     "no part of pdctl's EC2 path was ever run on real EC2, EFA or GPUs: its requests are checked "
     "against AWS's service model, a rule book and a stand-in only (docs/ec2.md)"
 )
-"""What `plan` and `up` say until there is an acceptance bundle for this version."""
+"""What `plan` and `up` say until there is an acceptance bundle for these versions."""
 
 
 class RefusedPlanError(PdctlError):
