@@ -25,7 +25,7 @@ from pdctl.base.process import ProcessSpec
 from pdctl.base.runfacts import ProcessFacts, SideChannel, StoreFacts, WeightFacts
 from pdctl.observe.aws import read_aws
 from pdctl.observe.endpoints import Endpoint, Endpoints
-from pdctl.observe.facts import read_engine, read_router, read_switches
+from pdctl.observe.facts import has_still_to_say, read_engine, read_router, read_switches
 from pdctl.observe.host import read_host
 from pdctl.observe.logfacts import log_facts
 from pdctl.observe.processes import HeldLog, read_log, read_process
@@ -42,8 +42,6 @@ ROUTER = "router"
 AWS = "aws"
 """Name of EC2 among what nobody asked."""
 OFFLINE = "`--offline` asks no server"
-NOT_YET = ("", "not probed yet", "probe did not finish")
-"""What the router says of a pair of which it knows nothing yet."""
 _SOON_S = 3.0
 _STARVED_AGAIN_S = 2.0
 """A busy engine may have waiting requests for a moment; one without room has them for long."""
@@ -390,8 +388,7 @@ async def _with_proof(facts: PairFacts, case: Case, look: Look, listen: Listener
 
 def _may_become_ready(facts: PairFacts) -> bool:
     """Whether the router has still to say what its pairs are worth."""
-    pairs = facts.router.pairs if facts.router else ()
-    return not pairs or any(pair.reason in NOT_YET for pair in pairs if not pair.ok)
+    return facts.router is None or not facts.router.pairs or has_still_to_say(facts.router)
 
 
 def why_no_proof(facts: PairFacts, look: Look) -> str:

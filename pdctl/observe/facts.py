@@ -22,6 +22,9 @@ from pdctl.observe.endpoints import Endpoint, Endpoints
 from pdctl.observe.http import HttpStatusError, ask, ask_json
 from pdctl.observe.metrics import scrape_engine, scrape_router
 
+_NOT_YET = ("", "not probed yet", "probe did not finish")
+"""What the router says of a pair of which it knows nothing yet."""
+
 
 async def gather(
     session: aiohttp.ClientSession,
@@ -158,6 +161,11 @@ async def _maybe_router(
     session: aiohttp.ClientSession, endpoint: Endpoint | None, key: str | None, timeout: float
 ) -> RouterFacts | None:
     return None if endpoint is None else await read_router(session, endpoint, key, timeout)
+
+
+def has_still_to_say(router: RouterFacts) -> bool:
+    """Whether there is a pair of which the router knows nothing yet."""
+    return any(pair.reason in _NOT_YET for pair in router.pairs if not pair.ok)
 
 
 def _pair(pair: dict[str, Any]) -> PairState:

@@ -19,7 +19,7 @@ from pdctl.base.events import Listener, StepProgress, StepWaiting, ignore
 from pdctl.base.facts import EngineMetrics, PairFacts, RouterFacts
 from pdctl.base.process import RoleName
 from pdctl.observe.endpoints import Endpoint, Endpoints
-from pdctl.observe.facts import gather, read_router
+from pdctl.observe.facts import gather, has_still_to_say, read_router
 from pdctl.observe.http import ask, ask_json
 from pdctl.observe.metrics import growth, scrape_engine
 from pdctl.observe.proof import (
@@ -36,6 +36,7 @@ from pdctl.observe.turns import Turn, TurnLimits, TurnRequest, TurnTimeoutError,
 
 STEP = "verify"
 _FIRST_WORD_S, _WORD_EVERY_S = 2.0, 10.0
+_LOOKS_ON = 4
 _DEFAULT_BLOCK = 128
 """Assumed where an engine does not tell its block size: the greatest that is usual."""
 
@@ -47,7 +48,8 @@ class VerifyOptions:
     Attributes:
         history_tokens: length of turn 1's prompt, shortened to what the model takes.
         chat: also run an ordinary chat.
-        ready_s: how long the router may take to have a pair that moves KV both ways.
+        ready_s: how long the router may take to have a pair that moves KV both ways; four times
+            that as long as it has not finished to look at any, since turns would reuse nothing.
         metrics_s: how long prefill may take to show in its metrics what it pulled.
         poll_s: between two looks at either.
         limits: of each turn.
@@ -175,11 +177,12 @@ class _Run:
                     hints=["pdctl status", "pdctl up"],
                 )
             proven = facts.ready and (not facts.ours or any(pair.ok for pair in facts.pairs))
-            if proven or waited >= self.options.ready_s:
+            limit = self.options.ready_s * (_LOOKS_ON if has_still_to_say(facts) else 1)
+            if proven or waited >= limit:
                 return facts
             if waited - told >= _WORD_EVERY_S:
                 told = waited
-                self.listen(StepWaiting(STEP, _waiting_for(facts), waited, self.options.ready_s))
+                self.listen(StepWaiting(STEP, _waiting_for(facts), waited, limit))
             await self.sleep(self.options.poll_s)
 
     async def _unproven(self) -> tuple[str, ...] | None:

@@ -168,11 +168,16 @@ class Fleet:
         self.engine(url).drained = why
 
     def move(self, url: str, generation: str) -> None:
-        """An engine belongs to another generation now: what was known of its pairs is void."""
+        """An engine belongs to another generation now: what was known of its pairs is void.
+
+        Not when generations end, with an empty one: that changes nothing in an engine, and a pair
+        that has to be proven again reuses nothing until then.
+        """
         engine = self.engine(url)
         if engine.generation != generation:
             engine.generation = generation
-            self._reset_pairs(url)
+            if generation:
+                self._reset_pairs(url)
 
     def engine_up(self, url: str, *, start: str | None, block_size: int | None) -> bool:
         """An engine answered. True when it is not the start that was known before."""

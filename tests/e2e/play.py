@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +41,7 @@ class Played:
     """A request and its answer.
 
     Attributes:
+        until: when what it left was given back, though its TTL had not passed; else None.
         request: fields of `TurnRequest`, without name and key: what a cold run is asked.
         turn: None when the client left before its end.
         told: what the router said about it; None of another router.
@@ -57,6 +58,12 @@ class Played:
     turn: Turn | None
     told: TurnExplanation | None
     cold: Turn | None = None
+    until: float | None = None
+
+    @property
+    def ttl(self) -> float:
+        """Seconds from its end for which what it left could be used; negative for never."""
+        return self.door.ttl if self.until is None else min(self.door.ttl, self.until - self.ended)
 
     @property
     def right(self) -> bool:
@@ -194,7 +201,7 @@ def pasts(played: Sequence[Played]) -> list[Past]:
                 generated=generated,
                 sent=each.sent,
                 ended=each.ended if each.turn is not None else None,
-                ttl=each.door.ttl,
+                ttl=each.ttl,
                 era=each.era,
             )
         )
@@ -218,9 +225,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A session beside the best plan for it."""
+    """A session beside the best plan for it.
+
+    Attributes:
+        lost: tokens of the plan that were not reused, by what the router said of those turns.
+    """
 
     kinds: Mapping[str, Tally]
+    lost: Mapping[str, int]
     wrong: tuple[str, ...]
     peak_tokens: int
 
@@ -243,18 +255,28 @@ class Verdict:
                 f"{name:<12}{tally.turns:>6}{tally.different:>8}{tally.reused:>9}"
                 f"{tally.possible:>10}{tally.share:>8.3f}"
             )
+        lost = sorted(self.lost.items(), key=lambda each: -each[1])
         return "\n".join(
-            [*rows, f"the best plan keeps at most {self.peak_tokens} tokens on decode"]
+            [
+                *rows,
+                f"not as planned: {', '.join(f'{word} {tokens}' for word, tokens in lost) or '-'}",
+                f"the best plan keeps at most {self.peak_tokens} tokens on decode",
+            ]
         )
 
 
-def judge(played: Sequence[Played], *, threshold: int, own_cache_block: int | None) -> Verdict:
+def judge(
+    played: Sequence[Played],
+    *,
+    threshold: int,
+    own_cache_block: int | None,
+    slack: float = TTL_SLACK_S,
+) -> Verdict:
     """Compare answers with cold ones, and reuse with what was possible."""
     history = pasts(played)
-    plan = best_plan(
-        history, threshold=threshold, own_cache_block=own_cache_block, slack=TTL_SLACK_S
-    )
+    plan = best_plan(history, threshold=threshold, own_cache_block=own_cache_block, slack=slack)
     kinds: dict[str, Tally] = defaultdict(Tally)
+    lost: Counter[str] = Counter()
     for each, share in zip(played, plan, strict=True):
         tally = kinds[each.kind]
         tally.turns += 1
@@ -263,5 +285,7 @@ def judge(played: Sequence[Played], *, threshold: int, own_cache_block: int | No
         # Of a turn that was left and pulled nothing, nobody knows what prefill had.
         known = each.turn is not None or share.source is not None
         tally.possible += share.tokens if known else 0
+        if known and each.told and each.not_computed < share.tokens:
+            lost[f"{each.told.outcome}/{each.told.reason}"] += share.tokens - each.not_computed
     wrong = tuple(str(each) for each in played if not each.right)
-    return Verdict(kinds, wrong, peak_tokens(history, plan))
+    return Verdict(kinds, lost, wrong, peak_tokens(history, plan))

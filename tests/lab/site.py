@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ NAME = "lab"
 ENGINE = "/opt/engine"
 BASE = "/opt/pdctl"
 MARK = f"{BASE}/deployments/{NAME}/"
-_LIMIT_S = 600.0
+_LIMIT_S = 900.0
+"""For a command: an upgrade of four real engines on two cores loads two of them, twice."""
 TOOLS = "/opt/lab"
 AHEAD_S = 600
 _NUMBERS = {"x86_64": (228, 96), "aarch64": (113, 169)}
@@ -78,10 +79,12 @@ class Operator:
     Attributes:
         folder: their home and state.
         file: the configuration they use.
+        more: variables that their commands get besides.
     """
 
     folder: Path
     file: Path
+    more: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def env(self) -> dict[str, str]:
@@ -93,6 +96,7 @@ class Operator:
             "PDCTL_STATE_DIR": str(self.folder / "state"),
             "PYTHONPATH": str(ROOT),
             "NO_COLOR": "1",
+            **self.more,
         }
 
     @property
@@ -243,17 +247,10 @@ def made(hosts: int, folder: Path, *, real: bool = True) -> Iterator[Site]:
     Args:
         real: engines are vLLM; else `stand_in.py`, and vLLM's environment only for what it tells.
     """
-    python = Path(engine_python())
     tools = folder / "tools"
     tools.mkdir()
     no_clock = make_clock(tools)
-    shared = {ENGINE: str(python.parents[1]), TOOLS: str(tools)}
-    if not real:
-        shared[ENGINE] = str(stand_in(folder / "engine", python))
-        shared[str(python.parents[1])] = str(python.parents[1])
-    base = python.resolve().parents[1]
-    if base != Path("/usr"):
-        shared[str(base)] = str(base)
+    shared = {**engine_folders(folder, real=real), TOOLS: str(tools)}
     with ExitStack() as undo:
         lock = undo.enter_context((Path(tempfile.gettempdir()) / "pdctl-lab.lock").open("w"))
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -262,6 +259,19 @@ def made(hosts: int, folder: Path, *, real: bool = True) -> Iterator[Site]:
         put_pdctl(lab.hosts[2])
         operator = Operator(home(folder / "operator", lab), EXAMPLE)
         yield Site(lab, operator, folder / "pd.yaml", no_clock, real)
+
+
+def engine_folders(folder: Path, *, real: bool) -> dict[str, str]:
+    """What hosts see of this machine to have an engine at `ENGINE`; `real` as for `made`."""
+    python = Path(engine_python())
+    shared = {ENGINE: str(python.parents[1])}
+    if not real:
+        shared[ENGINE] = str(stand_in(folder / "engine", python))
+        shared[str(python.parents[1])] = str(python.parents[1])
+    base = python.resolve().parents[1]
+    if base != Path("/usr"):
+        shared[str(base)] = str(base)
+    return shared
 
 
 def stand_in(folder: Path, python: Path) -> Path:

@@ -1,7 +1,9 @@
 """The two-turn proof against a fake pair: what it says of a good one, and of each bad one."""
 
+import asyncio
 import random
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -316,6 +318,20 @@ async def test_a_router_that_is_not_ready_is_waited_for_and_then_told(
         report.reason,
     )
     assert report.turns == ()
+
+
+async def test_a_router_that_still_looks_at_its_pair_gets_longer() -> None:
+    """On a busy machine the look takes long, and turns before its end would reuse nothing."""
+    began = time.monotonic()
+    async with fake_pair(canary="not probed yet") as pair:
+
+        async def sleep(seconds: float) -> None:
+            await asyncio.sleep(0.02)
+            if time.monotonic() - began > 0.5:
+                pair.router.canary = ""
+
+        report = await verify(pair.endpoints, replace(QUICK, ready_s=0.4), sleep=sleep)
+    assert report.ok, report.reason
 
 
 @pytest.mark.parametrize(("turn", "name"), [(1, "turn 1"), (2, "turn 2"), (3, "the cold run")])

@@ -162,6 +162,7 @@ class Agent:
         name: what the client calls it; None when it does not.
         team: seed of the words that all of its team share, and no other team.
         hurried: its router has a short TTL, which some of its turns miss.
+        longest: tokens, about, after which it compacts its history.
         steps: how many steps were made.
     """
 
@@ -171,6 +172,7 @@ class Agent:
     form: Form
     rng: random.Random
     hurried: bool = False
+    longest: int = LONGEST
     steps: int = 0
     _pieces: list[Piece] = field(default_factory=list)
     _asked: list[Piece] = field(default_factory=list)
@@ -206,7 +208,7 @@ class Agent:
             self._pieces = [*self._asked, self.form.answer(turn)]
 
     def _kind(self) -> Kind:
-        if self.form.length(self._pieces) > LONGEST:
+        if self.form.length(self._pieces) > self.longest:
             return "compact"
         kind: Kind = self.rng.choices(tuple(MIX), weights=tuple(MIX.values()))[0]
         if kind == "append" and self.hurried and self.rng.random() < 0.4:
@@ -268,7 +270,7 @@ class Agent:
         }
 
 
-def team(seed: int, size: int) -> list[Agent]:
+def team(seed: int, size: int, longest: int = LONGEST) -> list[Agent]:
     """Agents of two tenants, all forms and habits; the same for the same seed.
 
     Two neighbours, one of each tenant, begin with the same words: what one has left must not
@@ -288,6 +290,7 @@ def team(seed: int, size: int) -> list[Agent]:
                 form=form,
                 rng=random.Random(beginning),
                 hurried=habits % 3 == 1,
+                longest=longest,
             )
         )
     return agents

@@ -181,6 +181,20 @@ def test_two_generations_and_two_versions_have_no_pairs() -> None:
     assert fleet.choose_decode(prefill=P[0]) == D[0]
 
 
+def test_a_pair_that_was_proven_in_its_generation_stays_so_when_generations_end() -> None:
+    fleet = a_fleet(prefill=P, decode=D)
+    for url in (P[0], D[0]):
+        fleet.move(url, "new")
+    assert fleet.pairs[(P[0], D[0])].verdict == "unknown"
+    pair = fleet.pairs[(P[0], D[0])]
+    pair.moves_kv, pair.verdict = True, "ok"
+    for url in (P[0], D[0]):
+        fleet.move(url, "")
+    assert fleet.reuse_refused(P[0], D[0], "1", 0.0) is None
+    # Those that could not be proven meanwhile are not taken to be.
+    assert fleet.reuse_refused(P[0], D[1], "1", 0.0) == "pair_not_proven"
+
+
 def test_prefill_without_a_partner_is_chosen_last() -> None:
     fleet = a_fleet(prefill=P, decode=D)
     fleet.move(P[0], "new")
