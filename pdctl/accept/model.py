@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 Status = Literal["pass", "fail", "skip"]
 
+KIND = "pdctl acceptance"
 SCHEMA_VERSION = 1
 """Raised when an older reader could no longer use a bundle."""
 
@@ -60,6 +61,7 @@ class Report:
         environment: versions, model, processes, hosts.
         cells: what it measured of the version table.
         budget: what it might spend, and did.
+        interrupted: it was ended before its last step.
     """
 
     name: str
@@ -68,11 +70,13 @@ class Report:
     environment: Mapping[str, Any]
     cells: Sequence[Mapping[str, Any]]
     budget: Mapping[str, Any]
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:
-        """Nothing failed, and nothing was left out for want of budget."""
-        return all(each.found.status != "fail" and not each.over_budget for each in self.results)
+        """Nothing failed, and nothing was left out for want of budget, or of time to the end."""
+        bad = any(each.found.status == "fail" or each.over_budget for each in self.results)
+        return not bad and not self.interrupted
 
     def summary(self) -> dict[str, int]:
         """How many results of each kind."""
@@ -82,7 +86,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The document of a bundle."""
         return {
-            "kind": "pdctl acceptance",
+            "kind": KIND,
             "schema_version": SCHEMA_VERSION,
             "name": self.name,
             "began_at": self.began_at,

@@ -79,8 +79,21 @@ def accept(
     else:
         _show(report)
     ui.say(f"kept in {bundle}, without secrets; look through it before you give it away")
+    if report.ok:
+        _remember(bundle)
     if not report.ok:
         raise typer.Exit(int(ExitCode.BAD_ANSWER))
+
+
+def _remember(bundle: Path) -> None:
+    """`plan` and `up` on EC2 look there for what was tried."""
+    from pdctl.accept import kept
+    from pdctl.base.errors import PdctlError
+
+    try:
+        ui.say(f"a copy is in {kept.keep(bundle)}")
+    except PdctlError as error:
+        ui.say(f"no copy could be kept for `plan` and `up`: {error.message}", "warn")
 
 
 # --- what is asked for -----------------------------------------------------------------------
@@ -199,7 +212,7 @@ def _run(
     path = out or Path(f"accept-{config.name}-{stamp}.tar.gz")
     results: list[Result] = []
 
-    def kept() -> Report:
+    def kept(*, interrupted: bool = False) -> Report:
         told = means.environment(Settings())
         environment = {key: value for key, value in told.items() if key != "settings"}
         report = Report(
@@ -209,6 +222,7 @@ def _run(
             environment=environment,
             cells=cells(config, results),
             budget=budget.as_dict(),
+            interrupted=interrupted,
         )
         text = file.read_text(errors="replace") if str(file) != "-" else ""
         secrets = secret_values(config)
@@ -219,7 +233,7 @@ def _run(
         for result in run_steps(steps, budget, means.listen):
             results.append(result)
     except KeyboardInterrupt:
-        kept()
+        kept(interrupted=True)
         ui.say(f"what was seen until here is kept in {path}", "warn")
         raise
     return kept(), path

@@ -10,12 +10,12 @@ from pdctl.cli import ui
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pdctl.base.awscall import AwsCall
     from pdctl.base.errors import PdctlError
     from pdctl.config.model import Config
     from pdctl.deploy.ec2 import Looked
     from pdctl.deploy.release import Released
     from pdctl.plan.model import Plan
-    from pdctl.targets.ec2 import AwsCall
 
 
 def looked_at(config: "Config") -> "Looked":
@@ -34,7 +34,7 @@ def show_plan(
 
     whole = in_plan(steps, looked.plan)
     if json:
-        ui.json(as_dict(whole, looked, config))
+        ui.json({**as_dict(whole, looked, config), **(_calls(looked) if verbose else {})})
         return
     show(looked, config, verbose=verbose)
     ui.say("and on the hosts:")
@@ -66,6 +66,8 @@ def as_dict(plan: "Plan", looked: "Looked", config: "Config") -> "Mapping[str, o
     ]
     value["permissions_missing"] = sorted(looked.refused or ())
     value["unknown"] = [*_not_asked(looked), *looked.unknown]
+    value["accepted"] = _accepted(config)
+    value["needed"] = list(looked.needed)
     value["warnings"] = list(warnings(looked.plan))
     return value
 
@@ -73,6 +75,22 @@ def as_dict(plan: "Plan", looked: "Looked", config: "Config") -> "Mapping[str, o
 def _section(value: "Mapping[str, object]", key: str) -> "dict[str, object]":
     found = value[key]
     return dict(found) if isinstance(found, dict) else {}
+
+
+def _accepted(config: "Config") -> str | None:
+    from pdctl.accept import kept
+
+    accepted, _ = kept.find(config)
+    return str(accepted.file) if accepted else None
+
+
+def _calls(looked: "Looked") -> dict[str, object]:
+    return {
+        "calls": {
+            "plan": [call.as_dict() for call in looked.asked],
+            "up": [call.as_dict() for call in looked.calls],
+        }
+    }
 
 
 def _quota(looked: "Looked") -> "dict[str, object] | None":
@@ -98,10 +116,9 @@ def show(
     Args:
         line_out: gets the lines that are `plan`'s answer; `up` has another one.
     """
-    from pdctl.deploy.ec2 import NOT_RUN
     from pdctl.plan.ec2 import created, reused
 
-    ui.say(NOT_RUN, "warn")
+    _show_tried(config)
     for host in looked.cloud.hosts.values() if looked.cloud else ():
         made = "made by pdctl" if host.made else "adopted"
         line_out(f"  {host.name}: {host.id} ({host.instance_type}), {made}, {host.private_ip}")
@@ -112,21 +129,43 @@ def show(
     _show_cost(looked, line_out)
     _show_trouble(looked)
     if verbose:
-        line_out("calls that `up` makes for what is not there yet:")
+        line_out("calls to AWS that this plan made:")
+        for call in looked.asked:
+            line_out(f"  {call}")
+        line_out("calls that `up` would make, in the first zone (ids in <> are not known yet):")
         for call in looked.calls:
             line_out(f"  {call}")
+
+
+def _show_tried(config: "Config") -> None:
+    """What is known of these versions on EC2: a bundle of `accept` that passed, or nothing."""
+    from pdctl.accept import kept
+    from pdctl.deploy.ec2 import NOT_RUN
+    from pdctl.engine import choices
+
+    accepted, bad = kept.find(config)
+    for line in bad:
+        ui.say(f"{ui.mark('warn')} {line}", "warn")
+    if accepted is None:
+        ui.say(NOT_RUN, "warn")
+        return
+    versions = f"vLLM {choices.vllm_version(config)}, NIXL {choices.nixl_version(config)}"
+    ui.say(f"{versions} passed `pdctl accept` on EC2: {accepted.began_at}, {accepted.file}", "ok")
 
 
 def _show_trouble(looked: "Looked") -> None:
     from pdctl.plan.ec2 import warnings
 
     for line in (*_not_asked(looked), *(f"not known: {each}" for each in looked.unknown)):
-        ui.say(f"{ui.mark('skip')} {line}", "warn")
+        if line.removeprefix("not known: ") not in looked.needed:
+            ui.say(f"{ui.mark('skip')} {line}", "warn")
+    for line in looked.needed:
+        ui.say(f"{ui.mark('bad')} not known, and no host can be made without: {line}", "bad")
     for line in warnings(looked.plan):
         ui.say(f"{ui.mark('warn')} {line}", "warn")
     for line in (*(looked.refused or {}).values(), *map(str, looked.refusals)):
         ui.say(f"{ui.mark('bad')} {line}", "bad")
-    if looked.refused == {} and looked.calls:
+    if looked.refused == {} and looked.plan.missing:
         ui.say(f"{ui.mark('ok')} EC2 says that you may do this (DryRun)", "ok")
 
 
@@ -173,6 +212,7 @@ def make_hosts(config: "Config", *, yes: bool, verbose: bool, lock_wait: float) 
     from pdctl.deploy import ec2, reach
     from pdctl.deploy.ec2things import Clock
     from pdctl.state.lock import hold
+    from pdctl.state.store import StateStore
 
     listen, clock = ui.listener(verbose=verbose), Clock()
     with hold(config.name, "pdctl up", wait=lock_wait):
@@ -195,7 +235,8 @@ def make_hosts(config: "Config", *, yes: bool, verbose: bool, lock_wait: float) 
                 told=teller(verbose),
                 on_launch=lambda: launched.append(True),
             )
-            if launched:
+            # Also after an `up` that ended before its hosts had answered.
+            if launched or (cloud.made and StateStore(config.name).load() is None):
                 world = reach.world_of(config, listen)
                 try:
                     ec2.arrive(world, cloud, looked, clock=clock)

@@ -16,7 +16,7 @@ def plan(
     file: options.File = options.DEFAULT_FILE,
     json: options.Json = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="On EC2: show the calls to AWS, whole.")
+        bool, typer.Option("--verbose", "-v", help="On EC2: show every call to AWS, and why.")
     ] = False,
 ) -> None:
     """Show what `up` would do, step by step, with the reason for each. Changes nothing.

@@ -1,8 +1,9 @@
 """What the commands do about EC2: look, plan, make, wait for SSH, end."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
+from pdctl.base.awscall import AwsCall
 from pdctl.base.awsfacts import AwsFacts
 from pdctl.base.command import command
 from pdctl.base.errors import PdctlError, PermissionDeniedError, TemporaryError, UnreachableError
@@ -15,18 +16,11 @@ from pdctl.deploy.provision import Order, provision
 from pdctl.deploy.release import Released, release
 from pdctl.deploy.world import World
 from pdctl.observe.aws import facts_of, making_query_of, want_of
-from pdctl.plan.ec2 import BLOCK_MARGIN_S, CloudPlan, Launch, plan_cloud
-from pdctl.plan.ec2request import (
-    client_token,
-    group_request,
-    run_request,
-    tag_specifications,
-    tags_of,
-)
-from pdctl.plan.ec2rules import Refusal, refusals, unknown
-from pdctl.render.user_data import user_data
+from pdctl.plan import ec2calls
+from pdctl.plan.ec2 import BLOCK_MARGIN_S, CloudPlan, plan_cloud
+from pdctl.plan.ec2rules import Refusal, needed, refusals, told_of, unknown
 from pdctl.state.cloud import Cloud, CloudStore
-from pdctl.targets.ec2 import AwsCall, Ec2, Told
+from pdctl.targets.ec2 import Ec2, Told
 from pdctl.targets.ec2_read import Clients, read_ec2
 
 SSH_LIMIT_S = 600.0
@@ -39,7 +33,7 @@ NOT_RUN = (
     "no part of pdctl's EC2 path was ever run on real EC2, EFA or GPUs: its requests are checked "
     "against AWS's service model, a rule book and a stand-in only (docs/ec2.md)"
 )
-"""What `plan` and `up` say until there is an acceptance bundle for this version."""
+"""What `plan` and `up` say until there is an acceptance bundle for these versions."""
 
 
 class RefusedPlanError(PdctlError):
@@ -53,9 +47,12 @@ class Looked:
     """A deployment on EC2 before anything is made.
 
     Attributes:
-        calls: what `up` would ask for, in order; only the last words of each are not known yet.
+        unknown: what could not be asked, and why.
+        asked: the calls that this look made.
+        calls: what `up` would ask for, in order; ids of what is not there yet are not in it.
         refused: by permission, calls that EC2 says it would refuse; None when not tried.
         cloud: the record, when there is one.
+        needed: of what is unknown, what no host can be made without.
     """
 
     plan: CloudPlan
@@ -65,6 +62,8 @@ class Looked:
     calls: tuple[AwsCall, ...]
     cloud: Cloud | None
     refused: Mapping[str, str] | None = None
+    needed: tuple[str, ...] = ()
+    asked: tuple[AwsCall, ...] = ()
 
     @property
     def made(self) -> bool:
@@ -88,18 +87,23 @@ def look(
     )
     facts = facts_of(want, answers)
     plan = plan_cloud(config, facts)
-    calls = tuple(_calls(plan))
+    cloud = CloudStore(config.name).load()
+    calls = tuple(ec2calls.calls(plan, router_port=config.router.port, recorded=cloud is not None))
+    asked = [replace(each, why=told_of(each.why)) for each in answers.calls]
     refused = None
     if dry_run and facts.error is None:
-        refused = _tried(Ec2(target.region, target.profile, clients=clients), calls)
+        room = Ec2(target.region, target.profile, clients=clients, told=asked.append)
+        refused = _tried(room, calls)
     return Looked(
         plan=plan,
         facts=facts,
         refusals=refusals(plan, facts, now=now),
         unknown=unknown(facts),
+        needed=needed(plan, facts),
         calls=calls,
-        cloud=CloudStore(config.name).load(),
+        cloud=cloud,
         refused=refused,
+        asked=tuple(asked),
     )
 
 
@@ -125,63 +129,12 @@ def _tried(room: Ec2, calls: tuple[AwsCall, ...]) -> dict[str, str]:
     return found
 
 
-_PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFmMvJr0iM7pY0s0H0b0mB2bq5Yt2q4w7mV7QqVd0w3r"
-
-
-def _calls(plan: CloudPlan) -> Iterator[AwsCall]:
-    """What `up` asks for, for the first zone; ids of things that are not there are left out."""
-    run = "0" * 16
-    if not plan.missing:
-        return
-    if plan.group is None and not plan.there:
-        yield AwsCall("ec2:CreateSecurityGroup", group_request(plan, run))
-    if plan.target.key_name is None and not plan.there:
-        yield AwsCall(
-            "ec2:ImportKeyPair",
-            {
-                "KeyName": f"pdctl-{plan.name}",
-                "PublicKeyMaterial": _PUBLIC_KEY,
-                "TagSpecifications": tag_specifications(("key-pair",), tags_of(plan, run)),
-            },
-        )
-    for launch in plan.missing:
-        if plan.image is not None and plan.zones and plan.zones[0].subnet:
-            yield AwsCall("ec2:RunInstances", _request(plan, launch, run))
-    if plan.target.network.access == "elastic-ip":
-        for _ in (host for launch in plan.missing for host in launch.hosts):
-            yield AwsCall(
-                "ec2:AllocateAddress",
-                {
-                    "Domain": "vpc",
-                    "TagSpecifications": tag_specifications(("elastic-ip",), tags_of(plan, run)),
-                },
-            )
-
-
-def _request(plan: CloudPlan, launch: Launch, run: str) -> dict[str, object]:
-    zone = plan.zones[0]
-    assert zone.subnet is not None
-    end = plan.ends_at
-    return run_request(
-        plan,
-        launch,
-        zone=zone.zone,
-        subnet=zone.subnet,
-        group=plan.group,
-        key_name=plan.target.key_name,
-        run=run,
-        token=client_token(run, launch, zone.zone, 0),
-        user_data=user_data(
-            plan.name, plan.target, ends_at=None if end is None else end - BLOCK_MARGIN_S
-        ),
-    )
-
-
 def require_possible(looked: Looked) -> None:
     """Nothing is asked of EC2 that it would refuse.
 
     Raises:
-        PdctlError: EC2 cannot be asked, a permission is missing, or a rule is broken.
+        PdctlError: EC2 cannot be asked, a permission is missing, a rule is broken, or what has to
+            be known could not be asked.
     """
     region = looked.plan.target.region
     if looked.facts.error is not None:
@@ -198,6 +151,14 @@ def require_possible(looked: Looked) -> None:
             "EC2 would refuse it, or it could not work; nothing was made",
             where=region,
             detail=[str(each) for each in looked.refusals],
+        )
+    if looked.needed:
+        denied = any("no permission" in each for each in looked.needed)
+        raise (PermissionDeniedError if denied else TemporaryError)(
+            "what no host can be made without could not be asked; nothing was made",
+            where=region,
+            detail=looked.needed,
+            hints=["docs/ec2.md has the policy that pdctl needs"] if denied else ["run it again"],
         )
 
 

@@ -1,7 +1,7 @@
 """What of pdctl's there is in a region, by tag; and calls that wait for EC2 to come to terms."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -65,33 +65,41 @@ def made_things(room: Ec2, deployment: str | None = None) -> list[Thing]:
     Raises:
         AwsError: EC2 was not willing to say.
     """
-    filters = [{"Name": "tag-key", "Values": [MADE_TAG]}]
-    if deployment is not None:
-        filters.append({"Name": f"tag:{DEPLOYMENT_TAG}", "Values": [deployment]})
-    return [*made_instances(room, deployment), *_others(room, filters)]
+    return [
+        *made_instances(room, deployment),
+        *(t for k in OTHERS for t in made(room, deployment, k)),
+    ]
 
 
 def made_instances(room: Ec2, deployment: str | None) -> list[Thing]:
     """Instances that pdctl made and that have not ended; those that are just ending count."""
-    filters = [{"Name": "tag-key", "Values": [MADE_TAG]}]
-    if deployment is not None:
-        filters.append({"Name": f"tag:{DEPLOYMENT_TAG}", "Values": [deployment]})
-    found = room.all("describe_instances", "Reservations", Filters=filters)
+    found = room.all("describe_instances", "Reservations", Filters=_own(deployment))
     instances = (each for group in found for each in group.get("Instances") or ())
     things = [_thing("instance", "InstanceId", each) for each in instances]
     return [each for each in things if each.state != "terminated"]
 
 
-def _others(room: Ec2, filters: list[dict[str, Any]]) -> Iterator[Thing]:
-    for kind, operation, key, id in (
-        ("volume", "describe_volumes", "Volumes", "VolumeId"),
-        ("interface", "describe_network_interfaces", "NetworkInterfaces", "NetworkInterfaceId"),
-        ("address", "describe_addresses", "Addresses", "AllocationId"),
-        ("group", "describe_security_groups", "SecurityGroups", "GroupId"),
-        ("key-pair", "describe_key_pairs", "KeyPairs", "KeyPairId"),
-    ):
-        for item in room.all(operation, key, Filters=filters):
-            yield _thing(kind, id, item)
+OTHERS = {
+    "address": ("describe_addresses", "Addresses", "AllocationId"),
+    "interface": ("describe_network_interfaces", "NetworkInterfaces", "NetworkInterfaceId"),
+    "volume": ("describe_volumes", "Volumes", "VolumeId"),
+    "group": ("describe_security_groups", "SecurityGroups", "GroupId"),
+    "key-pair": ("describe_key_pairs", "KeyPairs", "KeyPairId"),
+}
+"""What there may be besides instances, in the order in which it can be deleted."""
+
+
+def made(room: Ec2, deployment: str | None, kind: str) -> list[Thing]:
+    """Everything of one of the kinds in `OTHERS`."""
+    operation, key, id = OTHERS[kind]
+    return [_thing(kind, id, item) for item in room.all(operation, key, Filters=_own(deployment))]
+
+
+def _own(deployment: str | None) -> list[dict[str, Any]]:
+    filters = [{"Name": "tag-key", "Values": [MADE_TAG]}]
+    if deployment is not None:
+        filters.append({"Name": f"tag:{DEPLOYMENT_TAG}", "Values": [deployment]})
+    return filters
 
 
 def _thing(kind: str, id_key: str, item: Item) -> Thing:

@@ -354,7 +354,8 @@ class _Making:
                     )
                     continue
                 named[host.name] = each
-                self._take(host, each)
+                self._record(host, each)
+                self._tag(host, each)
 
     def _host_for(
         self, launch: Launch, thing: Thing, named: dict[str, Thing]
@@ -364,8 +365,8 @@ class _Making:
             return next((each for each in launch.hosts if each.name == name), None)
         return next((each for each in launch.hosts if each.name not in named), None)
 
-    def _take(self, host: PlannedHost, thing: Thing) -> None:
-        """First the record, then the name: a crash in between leaves what is found again."""
+    def _record(self, host: PlannedHost, thing: Thing) -> None:
+        """Before the name: a crash in between leaves what is found again."""
         old = self._cloud.hosts.get(host.name)
         if old is None or old.id != thing.id:
             made = CloudHost(
@@ -380,6 +381,8 @@ class _Making:
             self._save(cloud.with_host(made))
             # Another machine at an address that was used before has another key.
             (self._store.directory / KNOWN_HOSTS).unlink(missing_ok=True)
+
+    def _tag(self, host: PlannedHost, thing: Thing) -> None:
         if not thing.host:
             tags = [
                 {"Key": PROCESS_TAG, "Value": host.name},
@@ -501,9 +504,12 @@ class _Making:
         ]
         taken = {each.id for each in self._cloud.hosts.values()}
         free = [h for h in launch.hosts if h.name not in self._cloud.hosts]
-        for host, thing in zip(free, (t for t in things if t.id not in taken), strict=False):
-            self._take(host, thing)
+        fresh = list(zip(free, (t for t in things if t.id not in taken), strict=False))
+        for host, thing in fresh:  # all of them costs, so all is recorded before anything can fail
+            self._record(host, thing)
         self._audit(f"made {', '.join(each.id for each in things)}")
+        for host, thing in fresh:
+            self._tag(host, thing)
 
     def request(self, launch: Launch, choice: ZoneChoice) -> dict[str, Any]:
         """RunInstances of one launch."""
@@ -614,11 +620,15 @@ class _Making:
         for host in self._cloud.made:
             if not wanted.get(host.name):
                 continue
-            found = self._room.all(
-                "describe_network_interfaces",
-                "NetworkInterfaces",
-                Filters=[{"Name": "attachment.instance-id", "Values": [host.id]}],
-            )
+            try:
+                found = self._room.all(
+                    "describe_network_interfaces",
+                    "NetworkInterfaces",
+                    Filters=[{"Name": "attachment.instance-id", "Values": [host.id]}],
+                )
+            except AwsError as error:
+                self._listen(Note(f"interfaces were not looked at: {error.message}", True))
+                return
             efa = sum(str(each.get("InterfaceType")).startswith("efa") for each in found)
             if efa != wanted[host.name]:
                 self._listen(

@@ -1,7 +1,8 @@
 """Ending what pdctl made on EC2, and only that, and proving by tag that nothing is left."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from pdctl.base.awserrors import AwsError
 from pdctl.base.awsfacts import MADE_TAG
@@ -10,8 +11,10 @@ from pdctl.base.events import Listener, Note, StepDone, StepFailed, StepStarted,
 from pdctl.deploy import audit
 from pdctl.deploy.ec2things import (
     ENDED,
+    OTHERS,
     Clock,
     Thing,
+    made,
     made_instances,
     made_things,
     tags_in,
@@ -20,9 +23,18 @@ from pdctl.deploy.ec2things import (
 from pdctl.state.cloud import Cloud, CloudStore
 from pdctl.targets.ec2 import Ec2
 
+T = TypeVar("T")
+
 END_LIMIT_S = 1200.0
 """A p5en takes minutes to end; its slot in a reservation is free only then."""
 _DELETE_LIMIT_S = 300.0
+_DELETE = {
+    "address": ("release_address", "AllocationId", "release the elastic IPs"),
+    "interface": ("delete_network_interface", "NetworkInterfaceId", "delete interfaces"),
+    "volume": ("delete_volume", "VolumeId", "delete volumes"),
+    "group": ("delete_security_group", "GroupId", "delete the security group"),
+    "key-pair": ("delete_key_pair", "KeyName", "delete the key pair"),
+}
 _IN_USE = ("DependencyViolation", "InvalidIPAddress.InUse", "InvalidNetworkInterface.InUse")
 
 
@@ -75,15 +87,33 @@ def end_instances(
 
 
 def _terminate(room: Ec2, ids: Sequence[str]) -> None:
-    """All at once; one that EC2 does not know any more must not keep the others alive."""
+    """All at once; one that is gone already, or protected, must not keep the others alive."""
     try:
         room.ask("terminate_instances", InstanceIds=list(ids))
     except AwsError as error:
-        if error.code != "InvalidInstanceID.NotFound":
+        gone = error.code == "InvalidInstanceID.NotFound"
+        if not gone and (error.code != "OperationNotPermitted" or len(ids) == 1):
             raise
         if len(ids) > 1:
-            for id in ids:
-                _terminate(room, [id])
+            each_of(ids, lambda id: _terminate(room, [id]))
+
+
+def each_of(things: Iterable[T], do: Callable[[T], None]) -> None:
+    """Do it with all of them, whatever becomes of one.
+
+    Raises:
+        PdctlError: the first failure; the messages of others are its detail.
+    """
+    errors: list[PdctlError] = []
+    for each in things:
+        try:
+            do(each)
+        except PdctlError as error:
+            errors.append(error)
+    if errors:
+        first, *others = errors
+        first.detail = (*first.detail, *dict.fromkeys(other.message for other in others))
+        raise first
 
 
 class _Release:
@@ -98,23 +128,17 @@ class _Release:
         if self._cloud is not None and self._cloud.phase != "ending":
             self._cloud = replace(self._cloud, phase="ending")
             self._store.save(self._cloud)
-        found = self._found()
-        self._step("instances", "end the instances", found, "instance", self._end)
-        self._step("addresses", "release the elastic IPs", found, "address", self._release_each)
-        # What goes with an instance goes by itself, but a moment later.
-        found = self._found()
-        self._step("interfaces", "delete interfaces", found, "interface", self._interfaces)
-        self._step("volumes", "delete volumes", found, "volume", self._volumes)
-        self._step("group", "delete the security group", found, "group", self._groups)
-        self._step("key-pair", "delete the key pair", found, "key-pair", self._keys)
+        # What costs most goes first, whatever else cannot be asked or deleted.
+        self._step("instances", "end the instances", self._instances(), self._end)
+        each_of(OTHERS, self._delete_all)
         self._prove()
         self._store.remove()
         audit.note(self._store.name, "down: nothing that pdctl made is left on EC2")
         return Released(tuple(self._done), tuple(still_bills(self._cloud)))
 
-    def _found(self) -> list[Thing]:
+    def _instances(self) -> list[Thing]:
         """By tag, and by the record: what was made a moment ago may not be found by its tag."""
-        found = made_things(self._room, self._store.name)
+        found = made_instances(self._room, self._store.name)
         known = {each.id for each in found}
         recorded = [h.id for h in (self._cloud.made if self._cloud else ()) if h.id not in known]
         for id in recorded:
@@ -143,11 +167,9 @@ class _Release:
         self,
         id: str,
         what: str,
-        found: Sequence[Thing],
-        kind: str,
-        do: Callable[[list[Thing]], None],
+        things: Sequence[Thing],
+        do: Callable[[Sequence[Thing]], None],
     ) -> None:
-        things = [each for each in found if each.kind == kind]
         if not things:
             return
         began = self._clock.monotonic()
@@ -162,7 +184,7 @@ class _Release:
         self._listen(StepDone(id, what, self._clock.monotonic() - began, names))
         self._done += [f"{each.kind} {each.id}" for each in things]
 
-    def _end(self, things: list[Thing]) -> None:
+    def _end(self, things: Sequence[Thing]) -> None:
         for each in things:
             if each.state not in ENDED:
                 self._listen(Note(f"ending {each}"))
@@ -170,25 +192,16 @@ class _Release:
         name = self._store.name
         end_instances(self._room, ids, clock=self._clock, listen=self._listen, deployment=name)
 
-    def _release_each(self, things: list[Thing]) -> None:
-        for each in things:
-            self._delete("release_address", AllocationId=each.id)
+    def _delete_all(self, kind: str) -> None:
+        """What goes with an instance goes by itself, but a moment later; the rest is deleted."""
+        operation, key, words = _DELETE[kind]
 
-    def _interfaces(self, things: list[Thing]) -> None:
-        for each in things:
-            self._delete("delete_network_interface", NetworkInterfaceId=each.id)
+        def delete(thing: Thing) -> None:
+            id = thing.raw.get("KeyName") if key == "KeyName" else thing.id
+            self._delete(operation, **{key: str(id)})
 
-    def _volumes(self, things: list[Thing]) -> None:
-        for each in things:
-            self._delete("delete_volume", VolumeId=each.id)
-
-    def _groups(self, things: list[Thing]) -> None:
-        for each in things:
-            self._delete("delete_security_group", GroupId=each.id)
-
-    def _keys(self, things: list[Thing]) -> None:
-        for each in things:
-            self._delete("delete_key_pair", KeyName=str(each.raw.get("KeyName")))
+        found = made(self._room, self._store.name, kind)
+        self._step(kind, words, found, lambda things: each_of(things, delete))
 
     def _delete(self, operation: str, **which: str) -> None:
         """What is gone is gone; what something still uses is tried again for a while."""

@@ -155,7 +155,7 @@ def plan_cloud(config: Config, facts: AwsFacts) -> CloudPlan:
     adopted = _adopted(target, facts)
     launches = tuple(_launches(target, facts, adopted, over_efa=over_efa))
     zones = tuple(_zones(target, facts, launches))
-    vpc = target.network.vpc or _vpc_of(facts)
+    vpc = _vpc_of(target, facts)
     return CloudPlan(
         name=config.name,
         target=target,
@@ -242,8 +242,12 @@ def packaged_type(name: str) -> AwsType | None:
 # --- where ---------------------------------------------------------------------------------------
 
 
-def _vpc_of(facts: AwsFacts) -> str | None:
-    return facts.vpcs[0].id if facts.vpcs else None
+def _vpc_of(target: Ec2Target, facts: AwsFacts) -> str | None:
+    """As named, else the one that was looked at, else that of the subnet that is named."""
+    if target.network.vpc or facts.vpcs:
+        return target.network.vpc or (facts.vpcs or ())[0].id
+    named = (each.vpc for each in facts.subnets or () if each.id == target.network.subnet)
+    return next(named, None)
 
 
 def _zones(
@@ -272,7 +276,7 @@ def _offering(facts: AwsFacts, launches: tuple[Launch, ...]) -> list[str]:
 
 def _subnet_in(target: Ec2Target, facts: AwsFacts, zone: str) -> str | None:
     """With a way out that fits how hosts are reached, and then with most room."""
-    vpc = target.network.vpc or _vpc_of(facts)
+    vpc = _vpc_of(target, facts)
     inside = [each for each in facts.subnets or () if each.zone == zone and vpc in (None, each.vpc)]
     if not inside:
         return None
@@ -396,6 +400,8 @@ def warnings(plan: CloudPlan) -> Iterator[str]:
         yield "spot: AWS ends the hosts with two minutes' warning whenever it wants them back"
     if capacity.kind == "on-demand" and any(launch.engines for launch in plan.launches):
         yield "on demand such hosts are rarely to be had; a reservation or a capacity block is sure"
+    if capacity.kind == "capacity-block" and plan.reservation is None:
+        yield "the end of the capacity block is not known: nothing shuts down in order before it"
     if plan.cost.guessed:
         yield f"the price of {', '.join(plan.cost.guessed)} is that of {prices.REGION}"
     if len(plan.launches) > 1 and capacity.kind in ("odcr", "capacity-block"):

@@ -4,7 +4,7 @@ Every rule names where it comes from: the error that EC2 gives, or the page that
 the EC2 User Guide). What could not be asked is not judged; `unknown` says what that was.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -58,24 +58,54 @@ def refusals(plan: CloudPlan, facts: AwsFacts, *, now: float) -> tuple[Refusal, 
     )
 
 
+_PARTS = {
+    "types": "what the instance types have",
+    "offered": "which zones offer them",
+    "vpcs": "the VPC",
+    "named": "subnets",
+    "inside": "subnets",
+    "subnets": "subnets",
+    "routes": "routes",
+    "groups": "the security group",
+    "image": "the image",
+    "keys": "the key pair",
+    "reservation": "the capacity reservation",
+    "quotas": "the quota",
+    "prices": "live prices",
+    "instances": "instances that exist",
+    "statuses": "their health",
+    "interfaces": "their network interfaces",
+    "attributes": "how they end",
+    "placement_groups": "their placement groups",
+}
+
+
+def told_of(part: str) -> str:
+    """What a part of the facts is about, in words."""
+    return _PARTS[part]
+
+
 def unknown(facts: AwsFacts) -> tuple[str, ...]:
     """What could not be asked, and why, in sentences."""
-    names = {
-        "types": "what the instance types have",
-        "offered": "which zones offer them",
-        "vpcs": "the VPC",
-        "subnets": "subnets",
-        "inside": "subnets",
-        "routes": "routes",
-        "groups": "the security group",
-        "image": "the image",
-        "keys": "the key pair",
-        "reservation": "the capacity reservation",
-        "quotas": "the quota",
-        "prices": "live prices",
-        "instances": "instances that exist",
-    }
-    return tuple(f"{names[part]}: {why}" for part, why in facts.problems.items() if part in names)
+    return _sentences(facts, _PARTS)
+
+
+def needed(plan: CloudPlan, facts: AwsFacts) -> tuple[str, ...]:
+    """Of these, what no host can be made without."""
+    parts: list[str] = []
+    if plan.missing:
+        if plan.group is None and plan.vpc is None:
+            parts += ["vpcs", "named"]
+        if not plan.zones or plan.zones[0].subnet is None:
+            parts += ["offered", "vpcs", "named", "inside", "subnets"]
+        if plan.image is None:
+            parts.append("image")
+    return _sentences(facts, parts)
+
+
+def _sentences(facts: AwsFacts, parts: Collection[str]) -> tuple[str, ...]:
+    found = (f"{_PARTS[p]}: {why}" for p, why in facts.problems.items() if p in parts)
+    return tuple(dict.fromkeys(found))
 
 
 # --- types and interfaces ------------------------------------------------------------------------

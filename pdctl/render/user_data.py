@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 from pdctl.config.model import Ec2Target
 from pdctl.render.formats import template
+from pdctl.render.supervise import FOLDER
 
 DRAIN_MINUTES = 5
 """So long before its end a host says that it ends, and processes may finish what they are at."""
@@ -26,5 +27,7 @@ def user_data(name: str, target: Ec2Target, *, ends_at: float | None = None) -> 
             drain_minutes=DRAIN_MINUTES,
             user=target.access.user or "root",
             base_dir=target.base_dir,
+            # What the supervisors of routers have in their arguments, and nothing else has.
+            reports=f"{target.base_dir}/deployments/{name}/{FOLDER}/router-",
         )
     )

@@ -3,27 +3,15 @@
 What to ask for is decided elsewhere (`plan.ec2request`), and so is the order (`deploy.provision`).
 """
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
+from pdctl.base.awscall import AwsCall
 from pdctl.base.awserrors import AwsError, refused
 from pdctl.base.exits import ExitCode
 from pdctl.targets.ec2_read import Clients, clients_of, permission
 
 _DRY_RUN_WORKS = "DryRunOperation"
-
-
-@dataclass(frozen=True)
-class AwsCall:
-    """One call to AWS: its IAM action and its arguments."""
-
-    action: str
-    arguments: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        return f"{self.action} {json.dumps(self.arguments, default=str)}"
 
 
 Told = Callable[[AwsCall], None]
@@ -62,7 +50,8 @@ class Ec2:
         from botocore.parsers import ResponseParserError
 
         action = permission(service, operation)
-        self._told(AwsCall(action, arguments))
+        tried = "whether you may; nothing is done" if arguments.get("DryRun") else ""
+        self._told(AwsCall(action, arguments, tried))
         try:
             answer: dict[str, Any] = getattr(self._client(service), operation)(**arguments)
         except ClientError as error:

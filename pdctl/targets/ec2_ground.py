@@ -8,23 +8,22 @@ if TYPE_CHECKING:
 
 def vpc(reader: "Reader", query: "Ec2Query") -> tuple[str, ...]:
     """The VPC; gives the ids of its subnets."""
-    which: dict[str, Any] = {"Filters": [{"Name": "is-default", "Values": ["true"]}]}
-    if query.vpc:
-        which = {"VpcIds": [query.vpc]}
-    elif query.subnets:  # a subnet that is named says in which VPC it is
+    id = query.vpc
+    if not id and query.subnets:  # a subnet that is named says in which VPC it is
         found = reader.pages("named", "describe_subnets", "Subnets", SubnetIds=list(query.subnets))
         reader.parts.pop("named", None)
         if not found:
             return query.subnets
-        which = {"VpcIds": [found[0]["VpcId"]]}
+        id = found[0]["VpcId"]
+    which: dict[str, Any] = {"VpcIds": [id]}
+    if not id:
+        which = {"Filters": [{"Name": "is-default", "Values": ["true"]}]}
     vpcs = reader.pages("vpcs", "describe_vpcs", "Vpcs", **which)
-    if not vpcs:
+    id = vpcs[0]["VpcId"] if vpcs else id
+    if not id:
         return query.subnets
     inside = reader.pages(
-        "inside",
-        "describe_subnets",
-        "Subnets",
-        Filters=[{"Name": "vpc-id", "Values": [vpcs[0]["VpcId"]]}],
+        "inside", "describe_subnets", "Subnets", Filters=[{"Name": "vpc-id", "Values": [id]}]
     )
     reader.parts.pop("inside", None)
     return tuple(each["SubnetId"] for each in inside)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdctl.base.awscall import AwsCall
 from pdctl.targets import ec2_ground
 
 CONNECT_S = 5.0
@@ -69,11 +70,16 @@ class Ec2Query:
 
 @dataclass(frozen=True)
 class Ec2Answers:
-    """EC2's answers by part, the reasons for parts that have none, or why there is none at all."""
+    """EC2's answers by part, the reasons for parts that have none, or why there is none at all.
+
+    Attributes:
+        calls: what was asked, each with its part as the reason.
+    """
 
     parts: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
     error: str | None = None
+    calls: Sequence[AwsCall] = ()
 
 
 class _NoAnswerError(Exception):
@@ -119,22 +125,24 @@ def read_ec2(
         clients: for tests; by default boto3's own.
         limit: seconds after which nothing more is asked.
     """
+    calls: list[AwsCall] = []
     try:
-        reader = Reader(clients or clients_of(region, profile), time.monotonic() + limit)
+        reader = Reader(clients or clients_of(region, profile), time.monotonic() + limit, calls)
         _ask(reader, query)
     except _NoAnswerError as error:
-        return Ec2Answers(error=str(error))
+        return Ec2Answers(error=str(error), calls=calls)
     except Exception as error:  # boto3 has many, such as for a profile that does not exist
-        return Ec2Answers(error=f"{type(error).__name__}: {error}")
-    return Ec2Answers(reader.parts, reader.problems)
+        return Ec2Answers(error=f"{type(error).__name__}: {error}", calls=calls)
+    return Ec2Answers(reader.parts, reader.problems, calls=calls)
 
 
 class Reader:
-    """Asks one thing after the other and keeps answers and problems."""
+    """Asks one thing after the other and keeps answers, problems and what was asked."""
 
-    def __init__(self, clients: Clients, deadline: float) -> None:
+    def __init__(self, clients: Clients, deadline: float, calls: list[AwsCall]) -> None:
         self._clients = clients
         self._deadline = deadline
+        self._calls = calls
         self.parts: dict[str, list[dict[str, Any]]] = {}
         self.problems: dict[str, str] = {}
 
@@ -149,7 +157,7 @@ class Reader:
             pages = client.get_paginator(operation).paginate(**arguments)
             return [item for page in pages for item in page.get(key) or ()]
 
-        return self._ask(part, operation, service, ask)
+        return self._ask(AwsCall(permission(service, operation), arguments, part), service, ask)
 
     def one(
         self, part: str, operation: str, key: str | None, service: str = "ec2", **arguments: Any
@@ -160,29 +168,26 @@ class Reader:
             answer = getattr(client, operation)(**arguments)
             return [answer[key] if key else answer]
 
-        return self._ask(part, operation, service, ask)
+        return self._ask(AwsCall(permission(service, operation), arguments, part), service, ask)
 
     def _ask(
-        self,
-        part: str,
-        operation: str,
-        service: str,
-        ask: Callable[[Any], list[dict[str, Any]]],
+        self, call: AwsCall, service: str, ask: Callable[[Any], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
+        part = call.why
         if time.monotonic() > self._deadline:
             self.problems[part] = "it was not asked: the time limit had passed"
             return []
+        self._calls.append(call)
         try:
             found = ask(self._clients(service))
         except ClientError as error:
-            self.problems[part] = _said(error.response.get("Error", {}), service, operation)
+            self.problems[part] = _said(error.response.get("Error", {}), call.action)
             return []
         except ResponseParserError:  # a server in between, or one that only looks like AWS
-            action = permission(service, operation)
-            self.problems[part] = f"the answer to {action} is none of AWS's"
+            self.problems[part] = f"the answer to {call.action} is none of AWS's"
             return []
         except BotoCoreError as error:
             if service == "ec2":
@@ -193,12 +198,12 @@ class Reader:
         return found
 
 
-def _said(error: Mapping[str, Any], service: str, operation: str) -> str:
+def _said(error: Mapping[str, Any], action: str) -> str:
     code = str(error.get("Code") or "")
     if code in _BAD_LOGIN:
         raise _NoAnswerError(f"AWS refuses the login ({code}): {error.get('Message')}")
     if code in _DENIED:
-        return f"no permission for {permission(service, operation)}"
+        return f"no permission for {action}"
     if code in ("RequestLimitExceeded", "Throttling", "ThrottlingException"):
         return f"AWS asks to slow down ({code}), {ATTEMPTS} times"
     return f"{code}: {error.get('Message')}"

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from pdctl.accept import steps
+from pdctl.accept.kept import folder
 from pdctl.config.load import loads
 from pdctl.observe.verify import VerifyOptions, verify
 from pdctl.state.cloud import Cloud, CloudStore
@@ -67,6 +68,9 @@ def test_everything_is_tried_once_and_kept(serve: Serve, tmp_path: Path) -> None
     assert {"config.yaml", "bench/run.json", "bench/turns.ndjson"} <= set(kept)
     assert "hf_abcdefgh12345" not in "".join(kept.values())
     assert out.stat().st_mode & 0o777 == 0o600
+    (copy,) = folder().iterdir()
+    assert (copy.name, copy.read_bytes()) == (out.name, out.read_bytes())
+    assert copy.stat().st_mode & 0o777 == 0o600
     assert told["environment"]["model"]["dtype"] == "float32"
 
 
@@ -83,6 +87,7 @@ def test_a_failure_is_told_and_the_rest_is_still_tried(
     assert result.exit_code == 1
     assert "this is a bug in pdctl: ZeroDivisionError: no" in result.stdout
     assert "2 passed, 1 failed, 7 were left out" in result.stdout
+    assert not folder().exists()
 
 
 def test_what_the_budget_does_not_allow_is_left_out_and_that_is_no_success(
@@ -110,6 +115,8 @@ def test_ctrl_c_keeps_what_was_seen(
     assert result.exit_code == 130
     kept = json.loads(unpacked(out)["accept.json"])
     assert [each["id"] for each in kept["results"]] == ["doctor", "pair.prefill-0.decode-0"]
+    assert kept["ok"] is False
+    assert not folder().exists()
 
 
 def test_a_dry_run_only_says_what_would_be_tried(serve: Serve, tmp_path: Path) -> None:

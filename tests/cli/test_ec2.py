@@ -11,11 +11,13 @@ from typing import Any
 import boto3
 import pytest
 
+from pdctl.accept import kept
 from pdctl.base.exits import ExitCode
 from pdctl.deploy import ec2, ec2things
 from pdctl.state.model import DeploymentState, Intervals
 from pdctl.state.store import StateStore
 from pdctl.targets import ec2_read
+from tests.accept.test_kept import passed, put
 from tests.cli.helpers import CliResult, run_cli
 from tests.ec2.cloud import IMAGE, NAME, REGION, document, moto_server, network, write
 
@@ -86,6 +88,8 @@ def test_plan_shows_machines_cost_and_what_it_could_not_ask(account: Account) ->
     assert f"use subnet {account.subnets['us-west-2c']} in us-west-2c" in shown.stdout
     assert "cost: 2 × p5en.48xlarge: $126.592 an hour" in shown.stdout
     assert "ec2:RunInstances {" in shown.stdout
+    assert '"Values": ["true"]}]} (the VPC)' in shown.stdout
+    assert "(again and again, until all run)" in shown.stdout
     assert "cost: $127.13 an hour, $3051.08 a day (prices of 2026-07-20), at most 8 hours" in (
         shown.stderr
     )
@@ -95,6 +99,20 @@ def test_plan_shows_machines_cost_and_what_it_could_not_ask(account: Account) ->
     assert "EC2 says that you may do this (DryRun)" in shown.stderr
     assert "+ start prefill-0 on <address of prefill-0>:8100" in shown.stdout
     assert account.running() == []
+
+
+def test_what_passed_on_ec2_is_not_said_to_be_untried(account: Account, tmp_path: Path) -> None:
+    account.write_p5en()
+    bundle = tmp_path / "accept-demo.tar.gz"
+    put(bundle, passed())
+    kept.keep(bundle)
+    (kept.folder() / "broken.tar.gz").write_bytes(b"no")
+    shown = account.run("plan")
+    assert "was ever run on real EC2" not in shown.stderr
+    assert "vLLM 0.33.0, NIXL 1.5.0 passed `pdctl accept` on EC2: 2026-11-30" in shown.stderr
+    assert "broken.tar.gz is no acceptance bundle" in shown.stderr
+    found = account.run("plan", "--json").json["accepted"]
+    assert found == str(kept.folder() / bundle.name)
 
 
 def test_plan_as_json_has_the_shape_of_the_contract(account: Account) -> None:
@@ -112,6 +130,10 @@ def test_plan_as_json_has_the_shape_of_the_contract(account: Account) -> None:
     assert value["cost"]["as_of"] == "2026-07-20"
     assert value["refusals"] == []
     assert [step["id"] for step in value["steps"]][-1] == "verify"
+    assert "calls" not in value
+    calls = account.run("plan", "--json", "--verbose").json["calls"]
+    assert calls["plan"][0]["action"] == "ec2:DescribeInstances"
+    assert "ec2:RunInstances" in [each["action"] for each in calls["up"]]
 
 
 def test_plan_without_a_login_says_so_and_shows_the_rest(

@@ -21,6 +21,7 @@ import yaml
 from botocore.exceptions import ClientError
 from moto import mock_aws
 
+from pdctl.base.awsfacts import DEPLOYMENT_TAG, MADE_TAG
 from pdctl.config.model import Config
 from pdctl.deploy.ec2things import Clock
 from pdctl.render.check import load_checked
@@ -156,6 +157,19 @@ class Region:
     def running(self) -> list[dict[str, Any]]:
         found = [i for r in self.ec2.describe_instances()["Reservations"] for i in r["Instances"]]
         return [each for each in found if each["State"]["Name"] == "running"]
+
+    def leave_behind(self) -> None:
+        """An interface and a volume of pdctl's that outlived their instance."""
+        tags = [{"Key": DEPLOYMENT_TAG, "Value": NAME}, {"Key": MADE_TAG, "Value": "old"}]
+        zone, subnet = next(iter(self.subnets.items()))
+        self.ec2.create_volume(
+            AvailabilityZone=zone,
+            Size=1,
+            TagSpecifications=[{"ResourceType": "volume", "Tags": tags}],
+        )
+        self.ec2.create_network_interface(
+            SubnetId=subnet, TagSpecifications=[{"ResourceType": "network-interface", "Tags": tags}]
+        )
 
     def clear(self) -> None:
         """End what a test left, as the one that failed did."""

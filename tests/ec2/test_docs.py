@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdctl.base.awsfacts import DEPLOYMENT_TAG, MADE_TAG
+from pdctl.base.awsfacts import MADE_TAG
 from pdctl.base.errors import PermissionDeniedError
 from pdctl.deploy import ec2
 from pdctl.targets.ec2_read import permission
@@ -26,20 +26,6 @@ def policy() -> list[dict[str, Any]]:
     assert found is not None
     statements: list[dict[str, Any]] = json.loads(found.group(1))["Statement"]
     return statements
-
-
-def leave_behind(region: Region) -> None:
-    """An interface and a volume that outlived their instance."""
-    tags = [{"Key": DEPLOYMENT_TAG, "Value": NAME}, {"Key": MADE_TAG, "Value": "old"}]
-    zone, subnet = next(iter(region.subnets.items()))
-    region.ec2.create_volume(
-        AvailabilityZone=zone,
-        Size=1,
-        TagSpecifications=[{"ResourceType": "volume", "Tags": tags}],
-    )
-    region.ec2.create_network_interface(
-        SubnetId=subnet, TagSpecifications=[{"ResourceType": "network-interface", "Tags": tags}]
-    )
 
 
 def test_the_policy_allows_what_is_used_and_nothing_else(region: Region, tmp_path: Path) -> None:
@@ -71,7 +57,7 @@ def test_the_policy_allows_what_is_used_and_nothing_else(region: Region, tmp_pat
     region.done = grouped  # type: ignore[method-assign]
     ec2.look(config_of(tmp_path, content), now=0.0, dry_run=False, clients=region.client)
     region.done = real  # type: ignore[method-assign]
-    leave_behind(region)
+    region.leave_behind()
     ec2.end(NAME, REGION, None, clock=quick_clock(), clients=region.client)
     assert region.left() == []
 

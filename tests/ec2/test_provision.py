@@ -403,14 +403,39 @@ def test_every_refused_call_is_named_and_leaves_nothing_untold(
 
 def test_ending_that_is_refused_keeps_the_record(region: Region, tmp_path: Path) -> None:
     make(region, plain(region, tmp_path))
-    for operation in ("terminate_instances", "release_address", "delete_security_group"):
-        region.refuse(operation, "UnauthorizedOperation")
-        with pytest.raises(AwsError):
+    for operations in (("terminate_instances",), ("release_address", "delete_security_group")):
+        for each in operations:
+            region.refuse(each, "UnauthorizedOperation")
+        with pytest.raises(AwsError, match="may not do this") as refused:
             end(region)
         record = CloudStore(NAME).load()
         assert record is not None
         assert record.phase == "ending"
-    region.refuse("terminate_instances", "OperationNotPermitted")
+    # Whatever may be deleted was, and each refusal is told.
+    assert any("ec2:DeleteSecurityGroup" in line for line in refused.value.detail)
+    assert region.ec2.describe_key_pairs()["KeyPairs"] == []
+    end(region)
+    assert region.left() == []
+
+
+def test_a_protected_instance_keeps_no_other_alive(region: Region, tmp_path: Path) -> None:
+    """EC2 ends none of a request's instances when one is protected."""
+    cloud = make(region, plain(region, tmp_path))
+    id = cloud.hosts["decode-0"].id
+    real = region.done
+
+    def protected(operation: str, arguments: dict[str, Any], do: Callable[..., Any]) -> Any:
+        if operation == "terminate_instances" and id in arguments["InstanceIds"]:
+            raise region._error("OperationNotPermitted", operation, f"{id} may not be terminated")
+        return real(operation, arguments, do)
+
+    region.done = protected  # type: ignore[method-assign]
+    with pytest.raises(AwsError, match="protected against termination") as refused:
+        end(region)
+    assert refused.value.exit_code == ExitCode.NO_PERMISSION
+    assert id in refused.value.detail[0]
+    assert [each["InstanceId"] for each in region.running()] == [id]
+    region.done = real  # type: ignore[method-assign]
     end(region)
     assert region.left() == []
 

@@ -1,6 +1,8 @@
 """The exact request for instances, held against EC2's service model, and its illegal cousins."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,13 @@ from botocore.stub import Stubber
 from pdctl.config.model import Ec2Target
 from pdctl.plan.ec2 import CloudPlan, plan_cloud
 from pdctl.plan.ec2request import Request, client_token, run_request, wrong_request
+from pdctl.render.place import place_of
+from pdctl.render.supervise import report_path, supervisor_script
 from pdctl.render.user_data import user_data
 from pdctl.targets.ec2 import Ec2
 from tests.ec2.cloud import REGION
 from tests.ec2.facts import AMI, NOW, ZONE, config, facts, reservation, type_named
+from tests.targets.programs import wait_until
 
 BLOCK = {"kind": "capacity-block", "reservation_id": "cr-0123456789abcdef0", "max_hours": 4}
 ODCR = {**BLOCK, "kind": "odcr"}
@@ -265,8 +270,6 @@ def script(folder: Path, *, ends_at: float | None = None, **capacity: Any) -> st
 
 def run_script(text: str, folder: Path) -> tuple[int, str]:
     """Run it with its folders and programs replaced; gives status and the timer it wrote."""
-    import subprocess
-
     units = folder / "units"
     units.mkdir()
     bin_ = folder / "bin"
@@ -275,6 +278,7 @@ def run_script(text: str, folder: Path) -> tuple[int, str]:
         (bin_ / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {folder}/ran\n')
         (bin_ / name).chmod(0o755)
     text = text.replace("/etc/systemd/system", str(units))
+    text = text.replace("/usr/local/sbin", str(bin_))
     done = subprocess.run(
         ["bash", "-c", text],
         env={"PATH": f"{bin_}:/usr/bin:/bin"},
@@ -304,7 +308,54 @@ def test_a_host_ends_by_itself_after_max_hours(tmp_path: Path) -> None:
     assert "systemctl enable --now pdctl-end.timer" in ran
     assert "install -d -m 755 -o ubuntu -g ubuntu /opt/pdctl" in ran
     service = (tmp_path / "units" / "pdctl-end.service").read_text()
-    assert "ExecStart=/sbin/shutdown -h +5" in service
+    assert f"ExecStart=-{tmp_path}/bin/pdctl-drain\nExecStart=/sbin/shutdown -h +5" in service
+
+
+def test_before_the_end_routers_finish_under_units_and_under_the_supervisor(
+    tmp_path: Path,
+) -> None:
+    """The very script of the host, with a real supervisor that is not to start it again."""
+    wanted = config(tmp_path, base_dir=str(tmp_path / "base"))
+    place, target = place_of(wanted), wanted.target
+    assert isinstance(target, Ec2Target)
+    assert target.capacity.max_hours is not None
+    run_script(user_data(wanted.name, target), tmp_path)
+    (tmp_path / "supervise.py").write_bytes(supervisor_script())
+
+    def supervised(name: str, report: str) -> "subprocess.Popen[bytes]":
+        done = tmp_path / f"{name}.done"
+        words = (
+            f"trap 'echo > {done}; exit 0' TERM; echo > {done}.ready; while :; do sleep 0.05; done"
+        )
+        argv = [
+            *(sys.executable, "-I", "-S", str(tmp_path / "supervise.py"), "--name", name),
+            *("--report", report, "--", "sh", "-c", words),
+        ]
+        Path(report).parent.mkdir(parents=True, exist_ok=True)
+        return subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+
+    other = str(tmp_path / "base" / "deployments" / "another" / "supervised" / "router-0.json")
+    running = [
+        supervised("router-0", str(report_path(place, "router-0"))),
+        supervised("prefill-0", str(report_path(place, "prefill-0"))),
+        supervised("router-9", other),
+    ]
+    try:
+        for name in ("router-0", "prefill-0", "router-9"):
+            wait_until(lambda n=name: (tmp_path / f"{n}.done.ready").exists())  # type: ignore[misc]
+        path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+        subprocess.run(
+            [tmp_path / "bin" / "pdctl-drain"], env={"PATH": path}, timeout=20, check=True
+        )
+        assert running[0].wait(10) == 0
+        assert (tmp_path / "router-0.done").exists()
+        assert [each.poll() for each in running[1:]] == [None, None]
+        stopped = f"systemctl stop --no-block pdctl-{wanted.name}-router-*.service"
+        assert stopped in (tmp_path / "ran").read_text()
+    finally:
+        for each in running:
+            each.terminate()
+            each.wait(10)
 
 
 @pytest.mark.parametrize(("hours", "block_in", "ends_in"), [(8, 3600, 55), (0.5, 7200, 25)])

@@ -89,7 +89,9 @@ def _running(aws: AwsFacts, _: PairFacts) -> Verdict:
         missing = [id for each in aws.want.roles for id in each.ids]
         return failed(f"there is no {', '.join(missing)}") if missing else skipped(NONE_YET)
     bad: list[str] = []
-    odd = [
+    problem = aws.problems.get("statuses")
+    odd = [f"the status checks are not known: {problem}"] if problem else []
+    odd += [
         f"{found} of {each.count} hosts of {each.role} exist"
         for each in aws.want.roles
         if (found := sum(i.role == each.role for i in aws.instances)) < each.count
@@ -173,7 +175,8 @@ def _placement(aws: AwsFacts, _: PairFacts) -> Verdict:
     if len(set(names.values())) > 1:
         return warned(*lines)
     group = next(iter(used))
-    return passed(f"all in {group} ({strategies.get(group) or 'strategy not known'})")
+    why = aws.problems.get("placement_groups") or "strategy not known"
+    return passed(f"all in {group} ({strategies.get(group) or why})")
 
 
 # ---- capacity -------------------------------------------------------------------------------

@@ -317,6 +317,10 @@ POSITIVE: dict[str, list[str]] = {
         "modify to RTR: Invalid argument",
         "UCX ERROR mlx5dv_devx_obj_modify(opcode=0x503) failed, syndrome 0x1",
     ],
+    "ucx.interface.gone": [
+        "[1796028600.108246] [vm:27411:0]             sys.c:174  UCX  ERROR   failed to get "
+        "interface index for veth26733: No such device"
+    ],
     "ucx.endpoint.timeout": ["UCX AM send failed with status -80 (Endpoint timeout)"],
     "ucx.contexts.exhausted": ["UCX ERROR mlx5dv_devx_alloc_uar(device=mlx5_0) failed"],
     "ucx.cuda_ipc.off": ["UCX DIAG cuda-ipc get zcopy disabled as no nvlinks detected"],
@@ -463,6 +467,7 @@ NEAR: dict[str, list[str]] = {
     "nixl.backend.error": ["NIXL_ERR_BACK"],
     "nixl.backend.absent": ["NIXL_ERR_INVALID"],
     "ucx.qp.failed": ["mlx5dv_devx_obj_modify(opcode=0x503) worked", "it failed to modify to RTR"],
+    "ucx.interface.gone": ["failed to get the index for veth26733"],
     "ucx.endpoint.timeout": ["UCX AM send failed"],
     "ucx.contexts.exhausted": ["mlx5dv_devx_alloc_ua"],
     "ucx.cuda_ipc.off": ["nvlinks detected"],
