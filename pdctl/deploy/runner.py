@@ -51,6 +51,7 @@ from pdctl.plan.model import (
     WaitHealthy,
     WriteFiles,
 )
+from pdctl.render.keeper import edition_of
 from pdctl.render.model import SHOWN, Chosen
 from pdctl.state.model import (
     DeploymentState,
@@ -312,7 +313,8 @@ class _Run:
         log = services.log_of(spec, self._wanted.config.name, self._wanted.place, how)
         engine_id = chosen.engine_ids.get(spec.name)
         record = record_of(spec, log=log, engine_id=engine_id, supervision=how)
-        return replace(record, log_offset=hostlog.size(self._host(spec), log))
+        offset = hostlog.size(self._host(spec), log)
+        return replace(record, log_offset=offset, keeper=edition_of(how))
 
     def _return_ttl(self) -> str:
         ttl.set_ttl(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdctl.base.durations import format_duration
-from pdctl.base.process import ProcessSpec
+from pdctl.base.process import ProcessSpec, Supervision
 from pdctl.base.words import listed
 from pdctl.config.digest import digest_of
 from pdctl.config.model import Config, Ec2Target, ExternalTarget
@@ -32,6 +32,7 @@ from pdctl.plan.model import (
     WriteFiles,
 )
 from pdctl.plan.rolling import Group, Member, changes_kind, groups_of
+from pdctl.render.keeper import edition_of
 from pdctl.render.model import Deployment
 from pdctl.state.model import DeploymentState, Intervals, ProcessRecord
 
@@ -44,6 +45,10 @@ _CUT_OFF = (
     "end first, and with API keys only for a key of the tenant `admin`"
 )
 _SHOWN_DIFFERENCES = 4
+_OTHER_KEEPER: Mapping[Supervision, str] = {
+    "systemd": "this pdctl writes another unit for it than the one it runs in",
+    "process": "this pdctl has another supervisor than the one that keeps it running",
+}
 
 
 def build(
@@ -118,6 +123,8 @@ class _Work:
         ignored = TTL_OPTIONS if self._ttl_holds() else ()
         if drift := (*differences(record, spec, ignored), *self._kept_otherwise(record)):
             return _Verdict(True, True, f"the configuration changed: {_short(drift)}")
+        if record.keeper not in ("", edition_of(record.supervision)):
+            return _Verdict(True, True, _OTHER_KEEPER[record.supervision])
         now = self.facts.now.get(spec.name, record.ref)
         pid = now.pid if now else 0
         if spec.name in self.restart:

@@ -20,11 +20,13 @@ from pdctl.base.errors import PermissionDeniedError, UnreachableError, UsageErro
 from pdctl.base.events import StepDone
 from pdctl.base.process import Kept, ProcessRef
 from pdctl.config.model import SshTarget
-from pdctl.deploy import logs, services
+from pdctl.deploy import logs, runner, services
 from pdctl.engine.scripts import supervise
 from pdctl.observe.processes import read_process
 from pdctl.observe.status import Status, read_status
+from pdctl.plan import build
 from pdctl.render import formats
+from pdctl.render.keeper import edition_of
 from pdctl.render.model import NEW_AT_EVERY_START
 from pdctl.targets import hostlog, privilege, units
 from pdctl.targets.local import LocalHost
@@ -167,6 +169,22 @@ def test_supervision_that_is_turned_on_restarts_and_auto_leaves_alone(pair: Pair
     assert {role.restarts for role in healthy(pair).roles} == {0}
     pair.supervision = "systemd"
     assert not pair.survey().plan.changes
+
+
+def test_another_supervisor_is_a_difference_and_restarts_what_the_old_one_keeps(
+    supervised: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = supervised
+    pair.up()
+    before = pair.pids()
+    assert {record.keeper for record in pair.state().processes.values()} == {edition_of("process")}
+    assert not pair.up().changed
+    for module in (build, runner):
+        monkeypatch.setattr(module, "edition_of", lambda how: "another")
+    assert pair.up().changed
+    assert not set(pair.pids().values()) & set(before.values())
+    assert {record.keeper for record in pair.state().processes.values()} == {"another"}
+    assert not pair.up().changed
 
 
 def test_a_supervisor_that_is_killed_takes_its_process_along_and_up_starts_both(
