@@ -340,7 +340,8 @@ class _Run:
         routers = self._routers()
         routers.tell(state)
         self._audit(f"drain {', '.join(action.names)}", *routers.hosts)
-        return routers.wait_idle(step.id, state, action.names)
+        limit = drains.limit_of(self._wanted.config)
+        return routers.wait_idle(step.id, state, action.names, limit=limit)
 
     def _part(self, action: Part) -> str:
         self._save(self._state.with_generation(action.names, action.generation))
