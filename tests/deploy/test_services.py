@@ -31,6 +31,7 @@ from pdctl.render.model import NEW_AT_EVERY_START
 from pdctl.targets import hostlog, privilege, units
 from pdctl.targets.local import LocalHost
 from tests.deploy.pair import Pair, names
+from tests.observe.logs.helpers import ids
 
 LIMIT_S = 15.0
 T = TypeVar("T")
@@ -225,9 +226,11 @@ def test_it_gives_up_after_a_burst(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert said.count("ended with status 3") == supervise.MOST_STARTS
     assert "5 starts within 600 s did not last, so it is not started again" in said
+    assert ids(said) == ["supervisor.restarted"] * 4 + ["supervisor.gave_up"]
     missing = run_supervisor(tmp_path, "/no/such", changes=quick)
     said, _ = missing.communicate(timeout=LIMIT_S)
     assert "cannot be started: No such file or directory: /no/such" in said
+    assert ids(said).count("supervisor.no_start") == supervise.MOST_STARTS
 
 
 def test_nothing_of_one_start_is_left_when_the_next_begins(tmp_path: Path) -> None:
