@@ -277,8 +277,8 @@ POSITIVE: dict[str, list[str]] = {
         OWN + "router-0 ended with signal 77 after 0 s; it is started again in 2 s",
     ],
     "supervisor.gave_up": [
-        OWN + "decode-0 ended with status 1 after 9 s; 5 starts within 600 s did not last, so it is "
-        "not started again",
+        OWN + "decode-0 ended with status 1 after 9 s; 5 starts within 600 s did not last, so it "
+        "is not started again",
     ],
     "supervisor.no_start": [
         OWN + "decode-0 cannot be started: No such file or directory: /opt/engine/bin/python",
