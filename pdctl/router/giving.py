@@ -21,6 +21,7 @@ from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Handle
 from pdctl.router.leases import Leases
 from pdctl.router.metrics import RouterMetrics
+from pdctl.router.patience import Patience
 from pdctl.router.store import HandleStore, Total
 
 log = logging.getLogger("pdctl.router")
@@ -44,10 +45,12 @@ class Background:
         return task
 
     async def drain(self, limit: float) -> None:
-        """Wait for what is running, at most `limit` seconds, then cancel it."""
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(set(self._tasks), timeout=limit)
+        """Wait for what runs and what that begins, at most `limit` seconds, then cancel it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while self._tasks:
+                    await asyncio.wait(set(self._tasks))
+        late = set(self._tasks)
         for task in late:
             task.cancel()
         if late:
@@ -71,6 +74,7 @@ class Shared:
     background: Background
     auditor: Auditor
     leases: Leases
+    patience: Patience
 
 
 async def note_start(shared: Shared, handle: Handle) -> None:

@@ -604,11 +604,32 @@ async def test_what_runs_too_long_after_a_stop_ends_with_words(
         w.d.fault = (lambda request, body: asyncio.sleep(5)) if not stream else None
         task = asyncio.create_task(w.ask([user(LONG)], stream=stream))
         await w.until(lambda: len(w.d.seen) == 1)
-        w.router.drain()
+        w.router.shared.patience.end()
         status, answer, _ = await task
         assert status == (200 if stream else 504)
         said = json.loads(answer.decode().strip().split("\n\n")[-1][6:]) if stream else answer
         assert said["error"]["type"] == "timeout"
+
+
+async def test_a_stop_while_an_answer_that_took_too_long_waits_for_its_client(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit has passed and cannot be moved; and who does not read does not hold up the end."""
+    blocked = asyncio.Event()
+
+    async def never(*args: Any) -> None:
+        blocked.set()
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(relay, "_NO_WAIT_BYTES", 0)
+    monkeypatch.setattr(relay._Stream, "write_eof", never)
+    async with calm(caplog, limits={"total": 0.3, "idle": 0.5}) as w:
+        w.d.words, w.d.gap = 1000, 0.02
+        task = asyncio.create_task(w.ask([user(LONG)], stream=True))
+        await blocked.wait()
+        w.router.shared.patience.end()
+        await w.until(lambda: w.router._in_flight == 0)
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def test_the_router_takes_as_many_files_as_it_may(caplog: pytest.LogCaptureFixture) -> None:
