@@ -135,6 +135,7 @@ class Fleet:
 
     Attributes:
         decode_starts: by decode server, what its handles say of its present start.
+        ended_starts: those that another one has followed.
         prefixes: what each prefill server may have in its prefix cache.
     """
 
@@ -149,6 +150,7 @@ class Fleet:
         self.decode = {url: Engine(url, "decode", cell=named.get(url, "")) for url in decode}
         self.pairs = {(p, d): Pair(p, d) for p in self.prefill for d in self.decode}
         self.decode_starts: dict[str, str] = {}
+        self.ended_starts: set[str] = set()
         self.prefixes = PrefixMap()
         self._random = random.Random()
 

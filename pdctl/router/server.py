@@ -27,7 +27,7 @@ from pdctl.router.engine_switch import EngineSwitch
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
 from pdctl.router.front import error_answer, let_browsers_in
-from pdctl.router.giving import Background, Shared, let_all_go, let_go
+from pdctl.router.giving import Background, Shared, let_all_go, take_and_let_go
 from pdctl.router.handle import Conversation
 from pdctl.router.kept_ttl import read_ttl, write_ttl
 from pdctl.router.keys import ApiKeys, KeyFile
@@ -260,10 +260,9 @@ class Router:
 
     async def _forget(self, request: web.Request) -> web.Response:
         tenant = request.get(_TENANT, "")
-        taken = await self.shared.store.take_conversation(tenant, request.match_info["id"])
-        for handle in taken:
-            let_go(self.shared, handle, "deleted")
-        return web.json_response({"released": len(taken)})
+        taking = self.shared.store.take_conversation(tenant, request.match_info["id"])
+        released = await take_and_let_go(self.shared, taking, "deleted")
+        return web.json_response({"released": released})
 
     async def state(self) -> dict[str, Any]:
         """What `/pdctl/v1/state` and `/ready` say."""

@@ -144,7 +144,6 @@ class Watcher:
         if engine.role == "decode":
             # A dead engine holds nothing, and there is nobody to release it.
             gone = await self._shared.store.forget_engine(engine.url)
-            self._shared.fleet.decode_starts.pop(engine.url, None)
             if gone:
                 log.warning("%d handles to %s forgotten", gone, engine.url)
 

@@ -441,6 +441,32 @@ async def test_who_leaves_while_a_handle_is_kept_does_not_stop_that(
         assert (await store.totals())[w.d.url].handles == len(w.d.held) == 1
 
 
+async def test_who_leaves_while_room_is_made_leaves_nothing_on_decode(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What a store on a network has given out is nowhere else."""
+    async with calm(caplog) as w:
+        await w.ask([user(LONG)])
+        store = w.router.shared.store
+        take_least, taken, go = store.take_least, asyncio.Event(), asyncio.Event()
+
+        async def slow(*args: Any) -> Any:
+            handles = await take_least(*args)
+            taken.set()
+            await go.wait()
+            return handles
+
+        store.take_least = slow  # type: ignore[method-assign]
+        w.router.shared.fleet.decode[w.d.url].capacity_tokens = 4
+        task = asyncio.create_task(w.ask([user("something else")], conversation_id="other"))
+        await taken.wait()
+        task.cancel()
+        await w.until(lambda: w.router._in_flight == 0)
+        go.set()
+        await w.until(lambda: not w.router.shared.background._tasks)
+        assert (len(w.d.held), len(w.p.released)) == (0, 1)
+
+
 async def test_who_leaves_with_a_claimed_handle_leaves_it_to_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
