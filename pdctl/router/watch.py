@@ -77,7 +77,8 @@ class Watcher:
             await asyncio.sleep(interval)
 
     async def _renew(self) -> None:
-        await self._renewer.round(time.monotonic, self._policy.ttl)
+        # Not waited for: a server that is silent must not hold up what is due on others.
+        self._shared.background.run(self._renewer.round(time.monotonic, self._policy.ttl))
 
     async def _keep_house(self) -> None:
         await self.sweep()
