@@ -175,6 +175,9 @@ class Router:
             if begun is None:
                 raise
             return begun
+        except Exception:
+            report.status = 500
+            raise
         finally:
             self._tell(turn, report, driver, arrived, time.monotonic() - began)
             driver.told(report)

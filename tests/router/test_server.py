@@ -550,6 +550,17 @@ async def test_a_turn_whose_client_left_is_in_the_log_too(tmp_path: Path) -> Non
     assert (line["conversation_id"], line["status"]) == ("gone", 499)
 
 
+async def test_a_turn_that_fails_by_a_bug_is_in_the_log_as_such(tmp_path: Path) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    path = tmp_path / "requests.jsonl"
+    async with world(request_log=path) as w:
+        w.router.shared.store.knows = broken  # type: ignore[method-assign]
+        status, _, _ = await w.ask([user(LONG)])
+    assert status == json.loads(path.read_text())["status"] == 500
+
+
 async def test_a_running_answer_survives_the_stop_of_the_router() -> None:
     async with world(limits={"drain": 5.0}) as w:
         w.d.words, w.d.gap = 20, 0.01
