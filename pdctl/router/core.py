@@ -698,9 +698,7 @@ def _prompt_ids(answer: Mapping[str, Any]) -> Ids | None:
 def _rough_length(body: Mapping[str, Any]) -> int:
     """Tokens of a prompt that was not rendered: at least its ids, else a byte each."""
     prompt = body.get("prompt")
-    if isinstance(prompt, list):
-        return len(prompt)
-    if isinstance(prompt, str):
+    if isinstance(prompt, list | str):
         return len(prompt)
     messages = body.get("messages")
     if not isinstance(messages, list):

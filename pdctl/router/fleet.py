@@ -181,8 +181,8 @@ class Fleet:
             if generation:
                 self._reset_pairs(url)
 
-    def engine_up(self, url: str, *, start: str | None, block_size: int | None) -> bool:
-        """An engine answered. True when it is not the start that was known before."""
+    def engine_up(self, url: str, *, start: str | None, block_size: int | None) -> None:
+        """An engine answered. What was known of another start of it is void."""
         engine = self.engine(url)
         restarted = None not in (start, engine.start) and start != engine.start
         fresh = not engine.healthy or restarted
@@ -193,7 +193,6 @@ class Fleet:
         if fresh:
             self._reset_pairs(url)
             self.prefixes.forget(url)
-        return fresh
 
     def engine_down(self, url: str, why: str) -> bool:
         """An engine did not answer. True when it was healthy before."""
