@@ -224,7 +224,8 @@ def make_hosts(config: "Config", *, yes: bool, verbose: bool, lock_wait: float) 
             ec2.require_possible(looked)
         if missing:
             _ask(config.name, looked, len(missing), yes=yes)
-        before = cloud is not None and bool(cloud.made)
+        # By their tags too: without a record here they may be another operator's, and serve.
+        before = bool(looked.plan.there) or (cloud is not None and bool(cloud.made))
         launched: list[bool] = []
         with ended_on_failure(config, lambda: bool(launched) and not before):
             cloud = ec2.make(
@@ -277,6 +278,9 @@ def ended_on_failure(config: "Config", all_new: Callable[[], bool]) -> "Iterator
         except PdctlError as error:
             ui.say("it could not be ended, AND COSTS ON; run `pdctl down`:", "bad")
             ui.error(error)
+        except KeyboardInterrupt:
+            ui.say("interrupted before all was ended: IT MAY COST ON; run `pdctl down`", "bad")
+            raise
         raise
 
 
@@ -361,7 +365,8 @@ def _end(name: str, place: Place, *, verbose: bool) -> "Released":
 def show_released(released: "Released") -> None:
     """What is gone from EC2, and what costs on."""
     if released.things:
-        ui.say(f"EC2: {len(released.things)} things ended or deleted, nothing is left", "ok")
+        count = f"{len(released.things)} thing{'s' * (len(released.things) != 1)}"
+        ui.say(f"EC2: {count} ended or deleted, nothing is left", "ok")
     else:
         ui.say("EC2: pdctl made nothing that is still there", "ok")
     for line in released.still_bills:
