@@ -214,6 +214,10 @@ def _device_env(config: Config, role: EngineRole, gpus: tuple[int, ...]) -> dict
             # compiled at first use, by a C++ compiler, while requests stand still for seconds.
             env["TORCHDYNAMO_DISABLE"] = "1"
         env["UCX_TLS"] = "tcp,self,sm"
+        if choices.is_local(config):
+            # Else UCX takes every interface there is, and one that goes away (a container's, a
+            # VPN's) takes the engine with it: it was seen to end in `ucp_ep_set_lanes_failed`.
+            env["UCX_NET_DEVICES"] = "lo"
         env["VLLM_CPU_KVCACHE_SPACE"] = str(
             int(choices.role_of(config, role).cpu_kv_cache_gib or 1)
         )

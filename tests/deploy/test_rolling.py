@@ -11,7 +11,7 @@ import pytest
 
 from pdctl.base import paths
 from pdctl.base.command import Command
-from pdctl.base.errors import TemporaryError, UsageError
+from pdctl.base.errors import PermissionDeniedError, TemporaryError, UsageError
 from pdctl.base.events import StepDone, StepFailed
 from pdctl.base.process import ProcessSpec, RoleName, marked
 from pdctl.config.model import Config
@@ -138,8 +138,12 @@ def test_requests_that_do_not_end_stop_it_and_nothing_was_ended(fleet: Fleet) ->
     before = fleet.pids()
     fleet.more["decode-0"] = ("--max-num-seqs", "8")
     (fleet.journal.parent / "busy").touch()
-    with fast_clock(fleet.world) as world, pytest.raises(TemporaryError, match="did not end") as e:
+    target = {**fleet.config.target.model_dump(), "drain_timeout": "7m"}
+    fleet.config = Config.model_validate({**fleet.config.model_dump(), "target": target})
+    late = "did not end within 7m"
+    with fast_clock(fleet.world) as world, pytest.raises(TemporaryError, match=late) as e:
         fleet.up(world=world)
+    assert "`target.drain_timeout` is the limit" in e.value.hints[0]
     assert list(e.value.detail) == ["decode-0 has 1 request of router-0"]
     assert fleet.pids() == before
     assert fleet.state().drained == {"decode-0": BY_UP}
@@ -199,7 +203,7 @@ def test_a_dead_router_is_not_told_and_holds_up_nothing(fleet: Fleet) -> None:
 
 def test_drained_by_hand_survives_up_and_a_restart_of_the_router(fleet: Fleet) -> None:
     told = drains.set_drained(
-        fleet.world, fleet.store, fleet.state(), ["decode-1"], "by hand", None, wait=True
+        fleet.world, fleet.store, fleet.state(), ["decode-1"], "by hand", None, wait=600.0
     )
     assert [(each.router, each.engine, each.drained) for each in told] == [
         ("router-0", "decode-1", "by hand")
@@ -212,7 +216,7 @@ def test_drained_by_hand_survives_up_and_a_restart_of_the_router(fleet: Fleet) -
     fleet.host.stop(record.ref, timeout=1)
     fleet.up()
     assert fleet.drained()[-1] == {"decode-1"}
-    drains.set_drained(fleet.world, fleet.store, fleet.state(), ["decode-1"], "", None, wait=False)
+    drains.set_drained(fleet.world, fleet.store, fleet.state(), ["decode-1"], "", None, wait=None)
     assert fleet.drained()[-1] == set()
 
 
@@ -220,4 +224,32 @@ def test_the_example_proxy_cannot_drain() -> None:
     router = {"kind": "vllm-example", "source": "/src.tar.gz"}
     example = Config.model_validate({**config().model_dump(), "router": router})
     with pytest.raises(UsageError):
-        drains.require_switch(example)
+        drains.require_switch(example, None)
+
+
+def test_without_a_key_of_the_tenant_admin_the_line_to_add_is_told() -> None:
+    router = {"port": 0, "api_keys_file": "/keys/clients"}
+    keyed = Config.model_validate({**config().model_dump(), "router": router})
+    drains.require_switch(keyed, "a-key")
+    with pytest.raises(PermissionDeniedError) as refused:
+        drains.require_switch(keyed, None)
+    error = refused.value
+    assert error.where == "/keys/clients, key `router.api_keys_file`"
+    assert error.expected is not None
+    assert "a line `admin:KEY`" in error.expected
+    assert "then `pdctl up` takes it to the routers" in error.hints[0]
+
+
+def test_up_says_before_it_starts_that_requests_are_cut_off_for_want_of_a_key(
+    fleet: Fleet,
+) -> None:
+    """The router of these tests asks for none; what is told comes from the file's keys."""
+    fleet.config = Config.model_validate(
+        {**fleet.config.model_dump(), "router": {"port": 0, "api_keys_file": "/keys/clients"}}
+    )
+    fleet.more["decode-0"] = ("--max-num-seqs", "8")
+    plan = fleet.survey().plan
+    assert "drain-decode-0" not in [step.id for step in plan.steps]
+    told = [line for line in plan.consent if line.startswith("requests that run on an engine")]
+    assert len(told) == 1
+    assert "/keys/clients has no line `admin:KEY`" in told[0]

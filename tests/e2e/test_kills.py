@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -121,6 +122,10 @@ class RouterProcess:
                 *self._argv, stdout=log, stderr=log
             )
 
+    def last_words(self) -> str:
+        """The end of its log."""
+        return self._log.read_text()[-8000:]
+
     async def kill(self) -> None:
         """-9."""
         assert self._process is not None
@@ -132,8 +137,9 @@ class RouterProcess:
 class Load:
     """Clients that go through their scripts again and again."""
 
-    def __init__(self, pair: Pair, session: aiohttp.ClientSession, url: str) -> None:
-        self._pair, self._session, self._url = pair, session, url
+    def __init__(self, pair: Pair, session: aiohttp.ClientSession, router: RouterProcess) -> None:
+        self._pair, self._session, self._url = pair, session, router.url
+        self._log = router.last_words
         self.attempts: list[Attempt] = []
 
     async def play(self, scripts: Sequence[Sequence[Part]], name: str) -> None:
@@ -169,9 +175,12 @@ class Load:
 
     async def until_hit(self, since: float) -> None:
         """Wait until a turn that was sent after then has pulled blocks."""
-        async with asyncio.timeout(RECOVERY_S):
-            while not any(each.hit and each.sent > since for each in self.attempts):
-                await asyncio.sleep(0.1)
+        until = time.monotonic() + RECOVERY_S
+        while not any(each.hit and each.sent > since for each in self.attempts):
+            if time.monotonic() > until:
+                said = Counter(each.said[:200] for each in self.attempts if each.sent > since)
+                pytest.fail(f"no HIT in {RECOVERY_S:g} s; answers: {said}\n{self._log()}")
+            await asyncio.sleep(0.1)
 
 
 def _judged(sent: float, turn: Turn, part: Part) -> Attempt:
@@ -283,7 +292,7 @@ async def test_kills_under_load(
     scripts = [await script(pair, session, seed + 10 * n, 400, 4) for n in range(6)]
     longs = [await script(pair, session, seed + 500 + 10 * n, LONG_TOKENS, 2) for n in range(6)]
     router = RouterProcess(pair, tmp_path)
-    load = Load(pair, session, router.url)
+    load = Load(pair, session, router)
     reaper = Reaper(pair, session, router, load)
     await router.start()
     clients = [

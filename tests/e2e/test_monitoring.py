@@ -94,8 +94,13 @@ async def test_a_real_prometheus_finds_what_the_dashboard_asks_for_and_raises_no
                 session, random_ids(seed, 400), random_ids(9, 20), conversation_id=f"c{seed}"
             )
             assert second.ok
+        # A counter with labels appears with its first turn: its rate needs one scrape more than
+        # the rate of one that was there from the start.
         await until(
-            session, at, f'rate(pdctl_router_reused_tokens_total{{deployment="{name}"}}[10s]) > 0'
+            session,
+            at,
+            f'rate(pdctl_router_turns_total{{deployment="{name}",outcome="HIT"}}[30s]) >= 0'
+            f' and on() rate(pdctl_router_reused_tokens_total{{deployment="{name}"}}[30s]) > 0',
         )
 
         empty = {}

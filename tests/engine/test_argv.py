@@ -67,6 +67,7 @@ def test_local_prefill_whole() -> None:
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": "/t",
         "TORCHDYNAMO_DISABLE": "1",
+        "UCX_NET_DEVICES": "lo",
         "UCX_TLS": "tcp,self,sm",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

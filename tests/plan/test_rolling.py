@@ -156,6 +156,13 @@ def test_engines_that_move_go_with_their_routers_and_nobody_is_promised_anything
     fleet.ports = {"prefill-0": 8101, "decode-0": 8101}
     plan = fleet.plan()
     assert plan.consent[0].startswith("this replaces prefill-0 and decode-0 ")
+    assert (
+        "prefill-0 moves to 10.0.0.0 port 5600, 10.0.0.0 port 8101: it is not replaced engine by "
+        "engine"
+    ) in plan.consent
+    (meanwhile,) = [line for line in plan.consent if line.startswith("the routers send nothing")]
+    assert "to prefill-0 and decode-0 from the end of each until the routers" in meanwhile
+    assert "`target.start_timeout`: at most 5m" in meanwhile
     fleet.up()
     assert fleet.starts["router-0"] == 1
     assert todo(fleet.plan()) == ["verify"]

@@ -104,6 +104,18 @@ TRANSPORT: tuple[Signature, ...] = (
         source="aibrix#1433, vllm#49238",
     ),
     Signature(
+        id="ucx.interface.gone",
+        title="a network interface that UCX had opened went away",
+        literals=("failed to get interface index for",),
+        pattern=r"failed to get interface index for (?P<device>[^\s:]+)",
+        severity="block",
+        meaning="UCX opens every interface there is when an engine starts, those of containers and "
+        "VPNs too. Once one is gone, new connections fail, requests that move KV get HTTP 500, and "
+        "the worker may end with a segmentation fault in `ucp_ep_set_lanes_failed`.",
+        fix=Fix("name the device that stays (`UCX_NET_DEVICES`), then restart this engine"),
+        source="run: vLLM 0.32.0, NIXL 1.5.1; docs/facts.md 1",
+    ),
+    Signature(
         id="ucx.endpoint.timeout",
         title="the other engine no longer answers over UCX",
         literals=("UCX AM send failed",),
