@@ -116,9 +116,12 @@ def show(
     Args:
         line_out: gets the lines that are `plan`'s answer; `up` has another one.
     """
+    from pdctl.deploy.provision import conflict
     from pdctl.plan.ec2 import created, reused
 
     _show_tried(config)
+    if looked.cloud and (error := conflict(looked.cloud, looked.plan.target.region)):
+        ui.say(f"{ui.mark('bad')} {error.message}: {error.hints[0]}", "bad")
     for host in looked.cloud.hosts.values() if looked.cloud else ():
         made = "made by pdctl" if host.made else "adopted"
         line_out(f"  {host.name}: {host.id} ({host.instance_type}), {made}, {host.private_ip}")
@@ -265,6 +268,9 @@ def ended_on_failure(config: "Config", all_new: Callable[[], bool]) -> "Iterator
 
     try:
         yield
+    except KeyboardInterrupt:
+        _tell_kept(config.name)
+        raise
     except PdctlError:
         target = config.target
         if not isinstance(target, Ec2Target) or not all_new():
@@ -282,6 +288,17 @@ def ended_on_failure(config: "Config", all_new: Callable[[], bool]) -> "Iterator
             ui.say("interrupted before all was ended: IT MAY COST ON; run `pdctl down`", "bad")
             raise
         raise
+
+
+def _tell_kept(name: str) -> None:
+    """After Ctrl-C, once all hosts were made; what was made before is told by whoever made it."""
+    from pdctl.deploy import ec2
+    from pdctl.state.cloud import CloudStore
+
+    cloud = CloudStore(name).load()
+    if cloud is not None and cloud.phase == "ready" and cloud.made:
+        names = ", ".join(f"{each.name} {each.id}" for each in cloud.made)
+        ui.say(f"kept: {names}; {ec2.costs(cloud, now=time.time())}", "warn")
 
 
 # --- down and status -----------------------------------------------------------------------------

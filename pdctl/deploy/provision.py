@@ -126,18 +126,25 @@ def begin(
             # Without the record nobody knows which tokens were used.
             turn=int(clock.now()) if runs else 0,
         )
-    if cloud.region != target.region:
-        raise UsageError(
-            f"the hosts of `{store.name}` are in {cloud.region}, and the file says {target.region}",
+    if error := conflict(cloud, target.region):
+        raise error
+    return cloud
+
+
+def conflict(cloud: Cloud, region: str) -> UsageError | None:
+    """Why an `up` in a region may not go on with what is recorded; None when it may."""
+    if cloud.region != region:
+        return UsageError(
+            f"the hosts of `{cloud.name}` are in {cloud.region}, and the file says {region}",
             where="key `target.region`",
             hints=["`pdctl down` first, with the region as it was"],
         )
     if cloud.phase == "ending":
-        raise UsageError(
-            f"`pdctl down` of `{store.name}` was begun and did not end",
+        return UsageError(
+            f"`pdctl down` of `{cloud.name}` was begun and did not end",
             hints=["run `pdctl down` again, then `pdctl up`"],
         )
-    return cloud
+    return None
 
 
 class _Making:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pdctl.base.exits import ExitCode
+from pdctl.deploy import ec2
 from pdctl.state.cloud import CloudStore
 from tests.cli.helpers import run_cli
 from tests.ec2.account import ARRIVED, Account
@@ -78,11 +79,35 @@ def test_an_interrupted_down_is_run_again(account: Account, operation: str) -> N
     account.up()
     after(account.region, operation, lost)
     assert account.run("down").exit_code == ExitCode.INTERRUPTED
+    shown = account.run("plan")
+    assert "was begun and did not end: run `pdctl down` again" in shown.stderr
     refused = account.up()
     assert refused.exit_code == ExitCode.USAGE
     assert "`pdctl down` of `demo` was begun" in refused.stderr
     assert account.run("down").exit_code == 0
     assert account.region.left() == []
+
+
+def test_ctrl_c_while_hosts_are_waited_for_keeps_and_names_them(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    account.write(capacity={"kind": "on-demand", "max_hours": 8, "on_failure": "end"})
+    monkeypatch.setattr(ec2, "arrive", wait)
+    up = account.up()
+    assert up.exit_code == ExitCode.INTERRUPTED
+    assert len(ids(account)) == 3
+    (kept,) = [line for line in up.stderr.splitlines() if line.startswith("kept: ")]
+    assert [id for id in ids(account) if id not in kept] == []
+    assert "they end by themselves in 8.0 h" in kept
+
+
+def test_another_region_in_the_file_is_told(account: Account) -> None:
+    account.up()
+    account.write(region="us-east-1", zones=["us-east-1a"])
+    assert "are in us-west-2, and the file says us-east-1" in account.run("plan").stderr
 
 
 def test_ctrl_c_while_a_failed_up_ends_its_hosts_says_that_they_cost(account: Account) -> None:
