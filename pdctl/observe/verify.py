@@ -190,9 +190,12 @@ class _Run:
         """The router's facts once a pair moves KV both ways, or at the limit, whatever they say.
 
         A router that has no such pair still serves, so the turns can show what is wrong.
+
+        Raises:
+            UnreachableError: the router, or an engine of which it has nothing to say, is dead.
         """
         started = time.monotonic()
-        told = _FIRST_WORD_S - _WORD_EVERY_S
+        told, limit = _FIRST_WORD_S - _WORD_EVERY_S, self.options.ready_s
         while True:
             facts = await self._router_facts()
             waited = time.monotonic() - started
@@ -207,8 +210,13 @@ class _Run:
                     hints=["pdctl status", "pdctl up"],
                 )
             proven = facts.ready and (not facts.ours or any(pair.ok for pair in facts.pairs))
-            limit = self.options.ready_s * (_LOOKS_ON if has_still_to_say(facts) else 1)
-            if proven or waited >= limit:
+            if proven:
+                return facts
+            if waited >= limit == self.options.ready_s and has_still_to_say(facts):
+                # Of an engine that is dead the router will not say more.
+                _raise_for_dead(await gather(self.session, self.endpoints))
+                limit *= _LOOKS_ON
+            if waited >= limit:
                 return facts
             if waited - told >= _WORD_EVERY_S:
                 told = waited

@@ -334,6 +334,14 @@ async def test_a_router_that_still_looks_at_its_pair_gets_longer() -> None:
     assert report.ok, report.reason
 
 
+async def test_a_dead_engine_is_not_waited_for_as_long_as_a_look() -> None:
+    began = time.monotonic()
+    async with fake_pair(canary="not probed yet", decode=FakeEngine("decode", alive=False)) as pair:
+        with pytest.raises(UnreachableError, match="`decode-0` does not answer"):
+            await verify(pair.endpoints, replace(QUICK, ready_s=2.0))
+    assert time.monotonic() - began < 7
+
+
 IGNORES = "prefill does nothing with a handle: bidirectional_kv_xfer is not true there"
 
 
