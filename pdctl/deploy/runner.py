@@ -372,8 +372,11 @@ class _Run:
         record = self._state.processes[action.name]
         timeout = self._state.stop_timeout
         teardown.end_process(self._world, self._wanted.config.name, record, timeout)
-        state = self._state.without_process(action.name)
-        if all(spec.name != action.name for spec in self._deployment.processes):
+        if any(spec.name == action.name for spec in self._deployment.processes):
+            # Where it was is not forgotten: routers look for it there, and it starts there again.
+            state = self._state.with_process(replace(record, ref=None, healthy_at=None))
+        else:
+            state = self._state.without_process(action.name)
             state = state.with_drained([action.name], "").with_generation([action.name], "")
         self._save(state)
         return ""

@@ -124,7 +124,9 @@ class _Work:
         if spec.name not in self.facts.alive:
             return _Verdict(True, False, _why_dead(record))
         ignored = TTL_OPTIONS if self._ttl_holds() else ()
-        if drift := (*differences(record, spec, ignored), *self._kept_otherwise(record)):
+        moved = [f"host: {record.host} → {spec.host}"] * (record.host != spec.host)
+        kept = () if moved else self._kept_otherwise(record)
+        if drift := (*moved, *differences(record, spec, ignored), *kept):
             return _Verdict(True, True, f"the configuration changed: {_short(drift)}")
         if record.keeper not in ("", edition_of(record.supervision)):
             return _Verdict(True, True, _OTHER_KEEPER[record.supervision])
@@ -214,7 +216,8 @@ class _Work:
         if not self._has_switch or not self._runs_router() or not names:
             return
         label = "+".join(names)
-        yield _pairs(label, names)
+        if provable := self._provable(names, [s.name for s in self.deployment.processes]):
+            yield _pairs(label, provable)
         if left:
             yield _admit(label, left, "an earlier run drained it and did not come so far")
 
@@ -243,8 +246,38 @@ class _Work:
             yield _start(spec, verdicts[spec.name])
         yield self._health(f"health-{label}", specs, group.names)
         if drains:
-            yield _pairs(label, group.cell)
-            yield _admit(label, group.cell, "it is proven; the next may go")
+            every = [s.name for s in self.deployment.processes]
+            others = every if group.generation is None else group.cell
+            provable = self._provable(group.cell, others)
+            if provable:
+                yield _pairs(label, provable)
+            why = "it is proven; the next may go"
+            if not provable:
+                why = "routers prove it when they are restarted and know where it is"
+            yield _admit(label, group.cell, why)
+
+    def _provable(self, names: Sequence[str], others: Collection[str]) -> tuple[str, ...]:
+        """Of these engines, those that routers which run can prove with one of the others.
+
+        They look for engines where those were when they were started.
+        """
+        known = {
+            spec.name: spec
+            for spec in self.deployment.processes
+            if spec.role != "router"
+            and (record := self.record(spec.name)) is not None
+            and _places(record) == _places(spec)
+        }
+        return tuple(
+            name
+            for name in names
+            if name in known
+            and any(
+                known[name].role != other.role and known[name].cell == other.cell
+                for other in known.values()
+                if other.name in others
+            )
+        )
 
     def _gone_names(self) -> list[str]:
         """What the configuration has no more."""

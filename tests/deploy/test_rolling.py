@@ -3,7 +3,8 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,6 +20,8 @@ from pdctl.deploy import drains
 from pdctl.plan.build import BY_UP
 from pdctl.render.model import NEW_AT_EVERY_START, Chosen, Deployment, RenderedDir
 from tests.deploy.pair import NAME, SERVER, Pair, config, fast_clock, names
+from tests.deploy.test_killed import killed, killer
+from tests.targets.programs import wait_until
 
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 SWITCH = str(Path(__file__).with_name("switch.py"))
@@ -190,6 +193,39 @@ def test_a_new_engine_that_dies_stops_it_while_the_others_serve(fleet: Fleet) ->
     assert replaced(fleet, before) == set(ENGINES)
     assert fleet.state().drained == {}
     assert fleet.drained()[-1] == set()
+
+
+@pytest.mark.parametrize("at", range(2, 40, 4))
+def test_an_upgrade_killed_between_two_steps_is_finished_by_up(fleet: Fleet, at: int) -> None:
+    before = fleet.pids()
+    fleet.revision = "r2"
+    killed(lambda: fleet.up(world=replace(fleet.world, listen=killer(at))))
+    half = fleet.pids()
+    kept = {name for name in ENGINES if half.get(name) == before[name]}
+    fleet.up()
+    assert replaced(fleet, before) == set(ENGINES)
+    # What the first run had replaced and proven is not replaced again.
+    done = {name for name in half if name not in kept and name in ENGINES}
+    assert {n for n in done if fleet.pids()[n] != half[n]} == set()
+    assert sorted(fleet.running()) == sorted(fleet.pids().values())
+    state = fleet.state()
+    assert (state.drained, state.generations, state.phase) == ({}, {}, "running")
+    assert fleet.drained()[-1] == set()
+
+
+def test_another_operator_waits_while_an_engine_drains(fleet: Fleet) -> None:
+    fleet.more["decode-0"] = ("--max-num-seqs", "8")
+    (fleet.journal.parent / "busy").touch()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(fleet.up)
+        wait_until(lambda: fleet.state().drained == {"decode-0": BY_UP})
+        with pytest.raises(TemporaryError, match="another pdctl works on") as refused:
+            fleet.up()
+        assert "`pdctl up`" in refused.value.detail[0]
+        (fleet.journal.parent / "busy").unlink()
+        first.result(30)
+    assert fleet.state().drained == {}
+    assert len(fleet.running()) == 5
 
 
 def test_a_dead_router_is_not_told_and_holds_up_nothing(fleet: Fleet) -> None:

@@ -158,6 +158,16 @@ def test_another_edition_of_what_keeps_it_running_restarts_it(how: Supervision, 
     assert any(why in line for line in other.consent)
 
 
+def test_a_process_that_is_to_be_on_another_host_is_ended_there_and_started_here() -> None:
+    """Its command may be the same: a router listens on all addresses of whatever host it is on."""
+    saved = state()
+    there = saved.with_process(replace(saved.processes["router-0"], host="r1"))
+    plan = planned(RUNNING, there)
+    why = "the configuration changed: host: r1 → " + saved.processes["router-0"].host
+    assert step(plan, "stop-router-0").why == step(plan, "router-0").why == why
+    assert "this ends router-0, which serves now" in plan.consent
+
+
 def test_a_ttl_that_is_in_force_already_restarts_nothing() -> None:
     assert todo(with_ttl(Intervals(300.0, 292.0))) == []
 

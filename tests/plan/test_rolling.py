@@ -168,6 +168,25 @@ def test_engines_that_move_go_with_their_routers_and_nobody_is_promised_anything
     assert todo(fleet.plan()) == ["verify"]
 
 
+def test_nobody_waits_for_routers_to_prove_what_they_cannot_find() -> None:
+    """They look for a moved engine where it was, until they are restarted after all engines."""
+    fleet = running(prefill=1, decode=1)
+    fleet.revision, fleet.ports = "r2", {"decode-0": 8101}
+    steps = todo(fleet.plan())
+    assert [step for step in steps if step.startswith("pairs-")] == []
+    assert steps.index("admit-prefill-0+decode-0") < steps.index("stop-router-0")
+    fleet.up()
+    assert todo(fleet.plan()) == ["verify"]
+
+    fleet = running(prefill=2, decode=1)
+    fleet.seqs, fleet.ports = {"prefill": "2"}, {"decode-0": 8101}
+    assert [step for step in todo(fleet.plan()) if step.startswith("pairs-")] == []
+    fleet = running(prefill=2, decode=2)
+    fleet.seqs, fleet.ports = {"prefill": "2"}, {"decode-0": 8101}
+    proven = [step for step in todo(fleet.plan()) if step.startswith("pairs-")]
+    assert proven == ["pairs-prefill-0", "pairs-prefill-1"]
+
+
 def test_routers_are_restarted_one_after_the_other() -> None:
     fleet = running(routers=2)
     fleet.decode = 3
