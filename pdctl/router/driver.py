@@ -423,8 +423,7 @@ def explanation(report: Report) -> TurnExplanation:
 async def _see_out(call: Call, engine: Engine, action: Prefill) -> None:
     """A leg with a handle outlives its limit rather than being aborted; it ends at last."""
     try:
-        await call.answer(action.limit + _ABANDON_S)
+        await call.see_out(action.limit + _ABANDON_S)
     finally:
-        call.drop()
         engine.outstanding -= action.uncached
         engine.turns -= 1

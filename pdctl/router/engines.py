@@ -187,6 +187,13 @@ class Call:
             return Failure(0, kind, url=self._url, unsent=not self.sent)
         return self._judged(response, body)
 
+    async def see_out(self, limit: float) -> None:
+        """Wait on for at most so many seconds, then end it."""
+        try:
+            await self.answer(limit)
+        finally:
+            self.drop()
+
     def drop(self) -> None:
         """End it, if it is not over."""
         if self._exchange is not None:

@@ -18,6 +18,7 @@ from pdctl.observe.sides import give_back, probe_sides
 from pdctl.router import match
 from pdctl.router.actions import Answer, Failure
 from pdctl.router.core import Policy
+from pdctl.router.eligible import COMPLETIONS
 from pdctl.router.fleet import Pair
 from pdctl.router.giving import Shared
 from pdctl.router.legs import ClientWants, StreamCleaner, count_of
@@ -130,14 +131,8 @@ class Prober:
 
     async def _pull(self, pair: Pair, ids: list[int], params: dict[str, Any]) -> Proof:
         # Not to be cut off when the router stops: that is how an engine crashes (vllm#46240).
-        third = await asyncio.shield(
-            self._shared.background.run(
-                self._ask(
-                    pair.prefill, [*ids, *ids[:3]], 1, params, self._salts[1],
-                    limit=self._policy.reuse_base,
-                )
-            )
-        )  # fmt: skip
+        asked = self._shared.background.run(self._ask_to_pull(pair, ids, params))
+        third = await asyncio.shield(asked)
         if isinstance(third, Failure):
             if third.kind == "timeout":
                 return await self._silent(pair, ids)
@@ -146,6 +141,20 @@ class Prober:
         if pulled.get("remote_prefill_cached_tokens", tokens) != tokens:
             return Proof(True, "prefill pulled nothing of what decode offered")
         return Proof(True, "")
+
+    async def _ask_to_pull(
+        self, pair: Pair, ids: list[int], params: dict[str, Any]
+    ) -> Answer | Failure:
+        """What takes longer than the limit goes on as long again: an abort may crash prefill."""
+        body = self._body([*ids, *ids[:3]], 1, params, self._salts[1])
+        call = self._shared.engines.call(f"{pair.prefill}{COMPLETIONS}", body, headers={})
+        limit = self._policy.reuse_base
+        result = await call.answer(limit)
+        if isinstance(result, Failure) and result.kind == "timeout":
+            self._shared.background.run(call.see_out(limit))
+        else:
+            call.drop()
+        return _streamed(result) or result
 
     async def _silent(self, pair: Pair, ids: list[int]) -> Proof:
         """Tell a prefill server that never answers handles from one that has much to do."""
@@ -194,7 +203,18 @@ class Prober:
         salt: str,
         limit: float | None = None,
     ) -> Answer | Failure:
-        body = {
+        result = await self._shared.engines.post_json(
+            f"{url}{COMPLETIONS}",
+            self._body(ids, max_tokens, kv, salt),
+            limit=limit or self._shared.limits.prefill_base,
+            headers={},
+        )
+        return _streamed(result) or result
+
+    def _body(
+        self, ids: list[int], max_tokens: int, kv: Mapping[str, Any], salt: str
+    ) -> dict[str, Any]:
+        return {
             "model": self._model,
             "prompt": ids,
             "max_tokens": max_tokens,
@@ -203,13 +223,6 @@ class Prober:
             "cache_salt": salt,
             "kv_transfer_params": dict(kv),
         }
-        result = await self._shared.engines.post_json(
-            f"{url}/v1/completions",
-            body,
-            limit=limit or self._shared.limits.prefill_base,
-            headers={},
-        )
-        return _streamed(result) or result
 
 
 def _streamed(result: Answer | Failure) -> Answer | None:

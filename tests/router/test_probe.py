@@ -136,6 +136,27 @@ async def test_a_prefill_that_is_slow_with_everything_is_asked_again_later() -> 
         assert pair.verdict == "ok"
 
 
+async def test_a_pull_that_takes_too_long_is_not_aborted() -> None:
+    """With a receive and a send pending, an abort is the known way to crash an engine."""
+    p, d = FakeEngine("prefill"), FakeEngine("decode")
+    go = asyncio.Event()
+
+    async def slow(request: web.Request, body: dict[str, Any]) -> None:
+        kv = body.get("kv_transfer_params") or {}
+        if kv.get("remote_num_tokens") and not body.get("use_beam_search"):
+            await go.wait()
+
+    p.fault = slow
+    async with watched(p, d, reuse_base=0.6) as router:
+        await router.watcher.look()
+        assert a_pair(router).verdict == "no_reuse"
+        go.set()
+        async with asyncio.timeout(5):
+            while d.held:
+                await asyncio.sleep(0.01)
+        assert p.left == 0
+
+
 async def test_a_prefill_that_was_proven_once_is_not_asked_for_its_flag_again() -> None:
     p = FakeEngine("prefill")
     d, other = FakeEngine("decode", blocks=1000), FakeEngine("decode", blocks=1000)
