@@ -19,6 +19,9 @@ ENGINES_PATH = "/pdctl/v1/engines"
 ADMIN_TENANT = "admin"
 """Whose API key may change how a router works."""
 
+IGNORES_HANDLES = "prefill does nothing with a handle"
+"""How the router's reason for a pair begins when prefill seems to have the flag off."""
+
 Outcome = Literal["HIT", "PARTIAL", "MISS", "OFF"]
 
 

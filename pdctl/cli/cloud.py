@@ -116,9 +116,12 @@ def show(
     Args:
         line_out: gets the lines that are `plan`'s answer; `up` has another one.
     """
+    from pdctl.deploy.provision import conflict
     from pdctl.plan.ec2 import created, reused
 
     _show_tried(config)
+    if looked.cloud and (error := conflict(looked.cloud, looked.plan.target.region)):
+        ui.say(f"{ui.mark('bad')} {error.message}: {error.hints[0]}", "bad")
     for host in looked.cloud.hosts.values() if looked.cloud else ():
         made = "made by pdctl" if host.made else "adopted"
         line_out(f"  {host.name}: {host.id} ({host.instance_type}), {made}, {host.private_ip}")
@@ -224,7 +227,8 @@ def make_hosts(config: "Config", *, yes: bool, verbose: bool, lock_wait: float) 
             ec2.require_possible(looked)
         if missing:
             _ask(config.name, looked, len(missing), yes=yes)
-        before = cloud is not None and bool(cloud.made)
+        # By their tags too: without a record here they may be another operator's, and serve.
+        before = bool(looked.plan.there) or (cloud is not None and bool(cloud.made))
         launched: list[bool] = []
         with ended_on_failure(config, lambda: bool(launched) and not before):
             cloud = ec2.make(
@@ -264,6 +268,9 @@ def ended_on_failure(config: "Config", all_new: Callable[[], bool]) -> "Iterator
 
     try:
         yield
+    except KeyboardInterrupt:
+        _tell_kept(config.name)
+        raise
     except PdctlError:
         target = config.target
         if not isinstance(target, Ec2Target) or not all_new():
@@ -277,7 +284,21 @@ def ended_on_failure(config: "Config", all_new: Callable[[], bool]) -> "Iterator
         except PdctlError as error:
             ui.say("it could not be ended, AND COSTS ON; run `pdctl down`:", "bad")
             ui.error(error)
+        except KeyboardInterrupt:
+            ui.say("interrupted before all was ended: IT MAY COST ON; run `pdctl down`", "bad")
+            raise
         raise
+
+
+def _tell_kept(name: str) -> None:
+    """After Ctrl-C, once all hosts were made; what was made before is told by whoever made it."""
+    from pdctl.deploy import ec2
+    from pdctl.state.cloud import CloudStore
+
+    cloud = CloudStore(name).load()
+    if cloud is not None and cloud.phase == "ready" and cloud.made:
+        names = ", ".join(f"{each.name} {each.id}" for each in cloud.made)
+        ui.say(f"kept: {names}; {ec2.costs(cloud, now=time.time())}", "warn")
 
 
 # --- down and status -----------------------------------------------------------------------------
@@ -361,7 +382,8 @@ def _end(name: str, place: Place, *, verbose: bool) -> "Released":
 def show_released(released: "Released") -> None:
     """What is gone from EC2, and what costs on."""
     if released.things:
-        ui.say(f"EC2: {len(released.things)} things ended or deleted, nothing is left", "ok")
+        count = f"{len(released.things)} thing{'s' * (len(released.things) != 1)}"
+        ui.say(f"EC2: {count} ended or deleted, nothing is left", "ok")
     else:
         ui.say("EC2: pdctl made nothing that is still there", "ok")
     for line in released.still_bills:

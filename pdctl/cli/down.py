@@ -56,7 +56,11 @@ def down(
     """
     from pdctl.cli import cloud
 
+    if forget_damaged_state and name is not None:
+        _forget_record(options.checked_name(name))
     deployment, config = _named(options.checked_name(name)) if name is not None else _in_file(file)
+    if forget_damaged_state:
+        _forget_record(deployment)
     work = _Work(deployment, config, yes, lock_wait, forget_damaged_state, verbose, purge)
     place = cloud.place_of(deployment, config, region)
     if place is not None:
@@ -190,6 +194,18 @@ def _load(store: "StateStore", *, forget: bool) -> "DeploymentState | None":
             raise
         ui.say(f"kept the state file as {store.move_aside()}", "warn")
         return None
+
+
+def _forget_record(name: str) -> None:
+    """The hosts on EC2 are found by their tags without it."""
+    from pdctl.state.cloud import CloudStore
+    from pdctl.state.store import StateError, move_aside
+
+    store = CloudStore(name)
+    try:
+        store.load()
+    except StateError:
+        ui.say(f"kept the record of its hosts as {move_aside(store.path)}", "warn")
 
 
 def _ask(

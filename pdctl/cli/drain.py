@@ -63,8 +63,8 @@ def change(
     command = "drain" if why else "undrain"
     config = load_checked(file).config
     local.require_reachable(config, command)
-    drains.require_switch(config)
     key = local.keys_of(local.read_secrets(config)).admin
+    drains.require_switch(config, key)
     store = StateStore(config.name)
     world = reach.world_of(config, ui.listener(verbose=False))
     try:
@@ -81,7 +81,8 @@ def change(
             assert state is not None
             if why:
                 _ask(state, names, yes=yes)
-            told = drains.set_drained(world, store, state, names, why, key, wait=wait)
+            limit = drains.limit_of(config) if wait else None
+            told = drains.set_drained(world, store, state, names, why, key, wait=limit)
     finally:
         world.close()
     _answer(config.name, names, told, json=json, word="drained" if why else "serves again")

@@ -1,5 +1,6 @@
 """`pdctl orphans`: what pdctl made on EC2 and nobody may know of any more."""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,7 +43,7 @@ def orphans(
             }
         )
     else:
-        _show(region, found, lost)
+        _show(region, profile, found, lost)
     if lost:
         raise typer.Exit(int(ExitCode.BAD_ANSWER))
 
@@ -62,8 +63,12 @@ def _in_file(file: "Path", profile: str | None) -> tuple[str, str | None]:
 def _is_known(thing: "Thing") -> bool:
     """Its deployment has a record here, of the very making that the tag names."""
     from pdctl.state.cloud import CloudStore
+    from pdctl.state.store import StateError
 
-    cloud = CloudStore(thing.deployment).load() if thing.deployment else None
+    try:
+        cloud = CloudStore(thing.deployment).load() if thing.deployment else None
+    except StateError:
+        return False  # a record that cannot be read knows nothing
     return cloud is not None and cloud.run == thing.made_by
 
 
@@ -78,7 +83,7 @@ def _as_dict(thing: "Thing", *, known: bool) -> dict[str, object]:
     }
 
 
-def _show(region: str, found: "list[Thing]", lost: "list[Thing]") -> None:
+def _show(region: str, profile: str | None, found: "list[Thing]", lost: "list[Thing]") -> None:
     if not found:
         ui.say(f"nothing in {region} carries pdctl's tags", "ok")
         return
@@ -89,8 +94,9 @@ def _show(region: str, found: "list[Thing]", lost: "list[Thing]") -> None:
             for e in found
         ],
     )
+    login = "" if profile is None else f"AWS_PROFILE={shlex.quote(profile)} "
     for name in sorted({each.deployment for each in lost}):
-        ui.say(f"end it with: pdctl down --name {name} --region {region}", "warn")
+        ui.say(f"end it with: {login}pdctl down --name {name} --region {region}", "warn")
 
 
 def _yes(is_so: bool) -> str:

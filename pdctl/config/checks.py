@@ -140,7 +140,15 @@ def _hosts(target: SshTarget) -> Iterator[tuple[str, int, SshHost]]:
 
 def _machine(host: SshHost) -> str:
     # What the other hosts call it: two hosts behind one forwarded address are two machines.
-    return (host.private_address or host.address).lower()
+    return _as_one(host.private_address or host.address)
+
+
+def _as_one(address: str) -> str:
+    """The same for all ways to write a name or an address."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return address.lower().removesuffix(".")
 
 
 # --- ssh -----------------------------------------------------------------------------------------
@@ -191,12 +199,21 @@ def _cells(target: SshTarget) -> Found:
             yield Problem(at, "a router serves all cells", "remove it")
 
 
+_SSH_PORT = 22
+
+
 def _logins(target: SshTarget) -> Found:
     """A host is logged in to once, so it is written in one way wherever it stands."""
-    seen: dict[tuple[str, int | None], tuple[SshHost, str]] = {}
+    seen: dict[tuple[str, int], tuple[SshHost, str]] = {}
     for role, index, host in _hosts(target):
         loc: Loc = ("target", "hosts", role, index)
-        first, name = seen.setdefault((host.address, host.ssh_port), (host, f"`{_key(loc)}`"))
+        port = host.ssh_port or target.access.port or _SSH_PORT
+        first, name = seen.setdefault((_as_one(host.address), port), (host, f"`{_key(loc)}`"))
+        for key in ("address", "ssh_port"):
+            if getattr(first, key) != getattr(host, key):
+                # Else it would be prepared twice at the same time.
+                message = f"is the same host as {name}, with `{key}` written in another way"
+                yield Problem((*loc, key), message, "write a host in one way wherever it stands")
         for key in ("user", "key_file"):
             if getattr(first, key) != getattr(host, key):
                 message = f"is the same host as {name}, with another `{key}`"

@@ -313,6 +313,8 @@ class LocalTarget(Section):
     """How long an engine may take to become healthy."""
     stop_timeout: PositiveSeconds = 20.0
     """How long a process may take to end after SIGTERM, before SIGKILL."""
+    drain_timeout: PositiveSeconds = 600.0
+    """How long requests may take to end on an engine that is drained, before `up` stops there."""
 
 
 class SshAccess(Section):
@@ -412,6 +414,8 @@ class SshTarget(PreparedHosts):
     """How long an engine may take to become healthy, loading the model included."""
     stop_timeout: PositiveSeconds = 60.0
     """How long a process may take to end after SIGTERM, before SIGKILL."""
+    drain_timeout: PositiveSeconds = 600.0
+    """How long requests may take to end on an engine that is drained, before `up` stops there."""
 
 
 class Ec2Role(Section):
@@ -514,6 +518,8 @@ class Ec2Target(PreparedHosts):
     """How long an engine may take to become healthy, loading the model included."""
     stop_timeout: PositiveSeconds = 60.0
     """How long a process may take to end after SIGTERM, before SIGKILL."""
+    drain_timeout: PositiveSeconds = 600.0
+    """How long requests may take to end on an engine that is drained, before `up` stops there."""
 
 
 class ExternalTarget(Section):

@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from pdctl.base.durations import format_duration
-from pdctl.base.errors import TemporaryError, UsageError
+from pdctl.base.errors import PermissionDeniedError, TemporaryError, UsageError
 from pdctl.base.events import StepDone, StepStarted, StepWaiting
+from pdctl.base.explain import ADMIN_TENANT
 from pdctl.base.words import listed
-from pdctl.config.model import Config
+from pdctl.config.model import Config, ExternalTarget
 from pdctl.deploy import audit
 from pdctl.deploy.world import World
 from pdctl.observe.engines import EngineView, RouterView, Setting, ask_engines
@@ -21,9 +22,11 @@ from pdctl.state.store import StateStore
 
 _POLL_S = 0.3
 _WORD_EVERY_S = 15.0
-DRAIN_LIMIT_S = 600.0
-"""For requests to end by themselves; a long answer takes minutes."""
 _PROOF_LIMIT_S = 180.0
+_HOW_TO_ADD = (
+    "add one, with KEY of your own such as `openssl rand -hex 24` makes, then `pdctl up` takes "
+    "it to the routers, which read it while they run"
+)
 
 Views = Sequence[RouterView]
 
@@ -49,14 +52,47 @@ class Told:
         return asdict(self)
 
 
-def require_switch(config: Config) -> None:
-    """Refuse routers that send requests wherever they like.
+def limit_of(config: Config) -> float:
+    """Seconds for requests on an engine that is drained to end by themselves."""
+    assert not isinstance(config.target, ExternalTarget)
+    return config.target.drain_timeout
+
+
+def why_not(config: Config, key: str | None) -> str:
+    """Why routers do not take it from us which engines get nothing new; empty when they do.
+
+    Args:
+        key: an API key of the tenant `admin`.
+    """
+    if config.router.kind != "pdctl":
+        return "the example proxy cannot leave an engine out"
+    file = config.router.api_keys_file
+    if file is None or key is not None:
+        return ""
+    return (
+        f"routers take a drain from a key of the tenant `{ADMIN_TENANT}` only, and {file} has no "
+        f"line `{ADMIN_TENANT}:KEY` (a digest in place of the key does not do); {_HOW_TO_ADD}"
+    )
+
+
+def require_switch(config: Config, key: str | None) -> None:
+    """Refuse routers that do not take drains from us.
 
     Raises:
         UsageError: they are not pdctl's.
+        PermissionDeniedError: they want a key that is not there; says which line to add.
     """
-    if config.router.kind != "pdctl":
-        raise UsageError("the example proxy cannot leave an engine out", where="key `router.kind`")
+    why = why_not(config, key)
+    if why and config.router.kind != "pdctl":
+        raise UsageError(why, where="key `router.kind`")
+    if why:
+        file = config.router.api_keys_file
+        raise PermissionDeniedError(
+            f"routers take a drain from a key of the tenant `{ADMIN_TENANT}` only",
+            where=f"{file}, key `router.api_keys_file`",
+            expected=f"a line `{ADMIN_TENANT}:KEY`; a digest in place of the key does not do",
+            hints=[_HOW_TO_ADD],
+        )
 
 
 def set_drained(
@@ -67,9 +103,12 @@ def set_drained(
     why: str,
     key: str | None,
     *,
-    wait: bool,
+    wait: float | None,
 ) -> list[Told]:
-    """Drain engines for a reason, or undrain them for none; with `wait`, until they are idle.
+    """Drain engines for a reason, or undrain them for none.
+
+    Args:
+        wait: seconds to wait at most until they are idle; None for not at all.
 
     Raises:
         PdctlError: a router does not answer or refuses, or requests do not end in time.
@@ -80,11 +119,11 @@ def set_drained(
     routers.tell(state)
     change = f"{'drain' if why else 'undrain'} {', '.join(names)}"
     audit.note_on(world, routers.hosts, state.name, change)
-    if wait:
+    if wait is not None:
         step, what = f"drain-{'+'.join(names)}", f"wait for what {listed(names)} still has"
         began = world.monotonic()
         world.listen(StepStarted(step, what))
-        routers.wait_idle(step, state, names)
+        routers.wait_idle(step, state, names, limit=wait)
         world.listen(StepDone(step, what, world.monotonic() - began))
     return look(world, state, names, key)
 
@@ -139,11 +178,16 @@ class Routers:
         """What they say now."""
         return self._ask(None)
 
-    def wait_idle(self, step: str, state: DeploymentState, names: Collection[str]) -> str:
+    def wait_idle(
+        self, step: str, state: DeploymentState, names: Collection[str], *, limit: float
+    ) -> str:
         """Until no router has a request that needs one of these engines.
 
+        Args:
+            limit: seconds.
+
         Raises:
-            TemporaryError: `DRAIN_LIMIT_S` passed; they stay drained.
+            TemporaryError: the limit passed; they stay drained.
         """
         urls = {state.processes[name].url: name for name in names if name in state.processes}
 
@@ -157,13 +201,16 @@ class Routers:
 
         def late(left: list[str]) -> TemporaryError:
             return TemporaryError(
-                f"requests did not end within {format_duration(DRAIN_LIMIT_S)}; "
+                f"requests did not end within {format_duration(limit)}; "
                 f"{listed(sorted(urls.values()))} stays drained and was not ended",
                 detail=left,
-                hints=["run it again to wait on", "`pdctl undrain` lets requests go there again"],
+                hints=[
+                    "run it again to wait on; `target.drain_timeout` is the limit",
+                    "`pdctl undrain` lets requests go there again",
+                ],
             )
 
-        self._until(step, busy, late, limit=DRAIN_LIMIT_S)
+        self._until(step, busy, late, limit=limit)
         return ""
 
     def wait_proven(self, step: str, state: DeploymentState, names: Collection[str]) -> str:

@@ -1,6 +1,6 @@
 """What the commands do about EC2: look, plan, make, wait for SSH, end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pdctl.base.awscall import AwsCall
@@ -18,7 +18,7 @@ from pdctl.deploy.world import World
 from pdctl.observe.aws import facts_of, making_query_of, want_of
 from pdctl.plan import ec2calls
 from pdctl.plan.ec2 import BLOCK_MARGIN_S, CloudPlan, plan_cloud
-from pdctl.plan.ec2rules import Refusal, needed, refusals, told_of, unknown
+from pdctl.plan.ec2rules import CHANGED, Refusal, needed, refusals, told_of, unknown
 from pdctl.state.cloud import Cloud, CloudStore
 from pdctl.targets.ec2 import Ec2, Told
 from pdctl.targets.ec2_read import Clients, read_ec2
@@ -146,12 +146,7 @@ def require_possible(looked: Looked) -> None:
             detail=[*looked.refused.values()],
             hints=["docs/ec2.md has the policy that pdctl needs"],
         )
-    if looked.refusals:
-        raise RefusedPlanError(
-            "EC2 would refuse it, or it could not work; nothing was made",
-            where=region,
-            detail=[str(each) for each in looked.refusals],
-        )
+    _refuse(looked, looked.refusals)
     if looked.needed:
         denied = any("no permission" in each for each in looked.needed)
         raise (PermissionDeniedError if denied else TemporaryError)(
@@ -159,6 +154,15 @@ def require_possible(looked: Looked) -> None:
             where=region,
             detail=looked.needed,
             hints=["docs/ec2.md has the policy that pdctl needs"] if denied else ["run it again"],
+        )
+
+
+def _refuse(looked: Looked, broken: Sequence[Refusal]) -> None:
+    if broken:
+        raise RefusedPlanError(
+            "EC2 would refuse it, or it could not work; nothing was made",
+            where=looked.plan.target.region,
+            detail=[str(each) for each in broken],
         )
 
 
@@ -188,6 +192,7 @@ def make(
         require_possible(looked)
     elif looked.facts.error is not None:
         raise cannot_ask(looked)
+    _refuse(looked, [each for each in looked.refusals if each.rule == CHANGED])
     room = room_of(looked.plan.target, told=told, clients=clients)
     order = Order(config, looked.plan, looked.facts)
     store = CloudStore(config.name)

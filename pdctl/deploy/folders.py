@@ -1,11 +1,12 @@
 """The deployment's folders: made private, and refused where somebody else made them first."""
 
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdctl.base.command import command
 from pdctl.base.errors import PermissionDeniedError
+from pdctl.deploy.parallel import on_all
 from pdctl.deploy.world import World
 from pdctl.render.model import Deployment, RenderedDir
 from pdctl.targets.base import Host, Result
@@ -29,39 +30,39 @@ class _Found:
         return self.is_mine(user) and not self.mode & 0o077
 
 
-def missing(world: World, deployment: Deployment) -> list[RenderedDir]:
-    """Folders that are not there, or not as they must be."""
-    bad: list[RenderedDir] = []
-    for name, folders in _by_host(deployment):
-        host = world.hosts[name]
-        bad += _bad(folders, _look(host, folders), _user(host))
-    return bad
+def missing(host: Host, deployment: Deployment) -> list[RenderedDir]:
+    """Folders of a host that are not there, or not as they must be."""
+    folders = _on(host, deployment)
+    return _bad(folders, _look(host, folders), _user(host)) if folders else []
 
 
 def make(world: World, deployment: Deployment) -> None:
-    """Make what is missing, and close what is this user's but open to others.
+    """Make what is missing, and close what is this user's but open to others; on all hosts at once.
 
     Raises:
         PermissionDeniedError: a folder is a link, or belongs to another user. A name in a shared
             folder can be taken by anybody; sockets and keys must not end up there.
     """
-    for name, folders in _by_host(deployment):
-        host = world.hosts[name]
-        user = _user(host)
-        wanted = _bad(folders, _look(host, folders), user)
-        for mode in ("700", "755"):
-            paths = [str(each.path) for each in wanted if each.private == (mode == "700")]
-            if paths:
-                _require(host.run(command("mkdir", "-p", "-m", mode, *paths), timeout=_LIMIT_S))
+    names = dict.fromkeys(each.host for each in deployment.directories)
+    on_all([world.hosts[name] for name in names], lambda host: _make(host, _on(host, deployment)))
+
+
+def _make(host: Host, folders: Sequence[RenderedDir]) -> None:
+    user = _user(host)
+    wanted = _bad(folders, _look(host, folders), user)
+    for mode in ("700", "755"):
+        paths = [str(each.path) for each in wanted if each.private == (mode == "700")]
+        if paths:
+            _require(host.run(command("mkdir", "-p", "-m", mode, *paths), timeout=_LIMIT_S))
+    found = _look(host, wanted)
+    # Whose it is comes first: `chmod` follows a link.
+    open_ = [p for p, each in found.items() if each.is_mine(user) and each.mode & 0o077]
+    private = [str(each.path) for each in wanted if each.private and str(each.path) in open_]
+    if private:
+        _require(host.run(command("chmod", "700", *private), timeout=_LIMIT_S))
         found = _look(host, wanted)
-        # Whose it is comes first: `chmod` follows a link.
-        open_ = [p for p, each in found.items() if each.is_mine(user) and each.mode & 0o077]
-        private = [str(each.path) for each in wanted if each.private and str(each.path) in open_]
-        if private:
-            _require(host.run(command("chmod", "700", *private), timeout=_LIMIT_S))
-            found = _look(host, wanted)
-        if bad := _bad(wanted, found, user):
-            raise _not_private(host, bad[0])
+    if bad := _bad(wanted, found, user):
+        raise _not_private(host, bad[0])
 
 
 def _require(result: Result) -> None:
@@ -100,6 +101,5 @@ def _user(host: Host) -> int:
     return int(host.run(command("id", "-u"), timeout=_LIMIT_S).stdout)
 
 
-def _by_host(deployment: Deployment) -> Iterator[tuple[str, list[RenderedDir]]]:
-    for name in dict.fromkeys(each.host for each in deployment.directories):
-        yield name, [each for each in deployment.directories if each.host == name]
+def _on(host: Host, deployment: Deployment) -> list[RenderedDir]:
+    return [each for each in deployment.directories if each.host == host.name]

@@ -7,10 +7,11 @@ from typing import TypeVar
 from pdctl.targets.base import Host
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Host)
 _MOST_AT_ONCE = 16
 
 
-def on_all(hosts: Sequence[Host], work: Callable[[Host], T]) -> list[T]:
+def on_all(hosts: Sequence[H], work: Callable[[H], T]) -> list[T]:
     """Do it, and wait for all; then the first host's error is raised, if there is one.
 
     Ctrl-C closes the connections to other machines, which ends what runs there for us.

@@ -17,6 +17,7 @@ from pdctl.base.awserrors import AwsError
 from pdctl.base.awsfacts import MADE_TAG, PROCESS_TAG, AwsFacts
 from pdctl.base.errors import BugError, PdctlError, TemporaryError, UsageError
 from pdctl.base.events import Listener, Note, StepDone, StepFailed, StepStarted, ignore
+from pdctl.base.exits import ExitCode
 from pdctl.config.model import Config
 from pdctl.deploy import audit
 from pdctl.deploy.ec2things import (
@@ -29,6 +30,7 @@ from pdctl.deploy.ec2things import (
     tags_in,
     until,
 )
+from pdctl.deploy.interrupt import Interrupts
 from pdctl.deploy.release import end_instances
 from pdctl.plan.ec2 import BLOCK_MARGIN_S, CloudPlan, Launch, PlannedHost, ZoneChoice
 from pdctl.plan.ec2request import (
@@ -85,15 +87,18 @@ def provision(
         TemporaryError: no zone has room, or a limit passed.
         UsageError: the record is of another region, or `down` was begun.
     """
-    making = _Making(room, store, order, clock, listen, on_launch)
-    try:
-        return making.apply()
-    except (PdctlError, KeyboardInterrupt):
-        making.tell_what_runs()
-        raise
+    with Interrupts() as interrupts:
+        making = _Making(room, store, order, clock, listen, on_launch, interrupts)
+        try:
+            return making.apply()
+        except (PdctlError, KeyboardInterrupt):
+            making.tell_what_runs()
+            raise
 
 
-def begin(room: Ec2, store: CloudStore, order: Order, *, clock: Clock) -> Cloud:
+def begin(
+    room: Ec2, store: CloudStore, order: Order, *, clock: Clock, listen: Listener = ignore
+) -> Cloud:
     """The record that there is, or one from the tags, or a new one.
 
     Raises:
@@ -104,6 +109,14 @@ def begin(room: Ec2, store: CloudStore, order: Order, *, clock: Clock) -> Cloud:
     if cloud is None:
         found = made_things(room, store.name)
         runs = sorted({each.made_by for each in found})
+        if found:
+            listen(
+                Note(
+                    f"{len(found)} things on EC2 carry the tags of `{store.name}`, and there is no "
+                    "record of them here; this goes on with them",
+                    warning=True,
+                )
+            )
         return Cloud(
             name=store.name,
             region=target.region,
@@ -113,18 +126,25 @@ def begin(room: Ec2, store: CloudStore, order: Order, *, clock: Clock) -> Cloud:
             # Without the record nobody knows which tokens were used.
             turn=int(clock.now()) if runs else 0,
         )
-    if cloud.region != target.region:
-        raise UsageError(
-            f"the hosts of `{store.name}` are in {cloud.region}, and the file says {target.region}",
+    if error := conflict(cloud, target.region):
+        raise error
+    return cloud
+
+
+def conflict(cloud: Cloud, region: str) -> UsageError | None:
+    """Why an `up` in a region may not go on with what is recorded; None when it may."""
+    if cloud.region != region:
+        return UsageError(
+            f"the hosts of `{cloud.name}` are in {cloud.region}, and the file says {region}",
             where="key `target.region`",
             hints=["`pdctl down` first, with the region as it was"],
         )
     if cloud.phase == "ending":
-        raise UsageError(
-            f"`pdctl down` of `{store.name}` was begun and did not end",
+        return UsageError(
+            f"`pdctl down` of `{cloud.name}` was begun and did not end",
             hints=["run `pdctl down` again, then `pdctl up`"],
         )
-    return cloud
+    return None
 
 
 class _Making:
@@ -136,12 +156,14 @@ class _Making:
         clock: Clock,
         listen: Listener,
         on_launch: Callable[[], None],
+        interrupts: Interrupts,
     ) -> None:
         self._room, self._store, self._clock, self._listen = room, store, clock, listen
-        self._on_launch = on_launch
+        self._on_launch, self._interrupts = on_launch, interrupts
+        self._under_way = ""
         self._config, self._plan, self._facts = order.config, order.plan, order.facts
         self._target = order.plan.target
-        self._cloud = begin(room, store, order, clock=clock)
+        self._cloud = begin(room, store, order, clock=clock, listen=listen)
 
     def apply(self) -> Cloud:
         plan, capacity = self._plan, self._target.capacity
@@ -180,6 +202,14 @@ class _Making:
             cost = f", about ${hourly:.2f} an hour" if hourly else ""
             names = ", ".join(f"{each.name} {each.id}" for each in made)
             self._listen(Note(f"on EC2 there {_are(made)} now: {names}{cost}", warning=True))
+        if self._under_way:
+            self._listen(
+                Note(
+                    f"a request for {self._under_way} was under way, and may have been done: "
+                    "`pdctl up` goes on with what came of it, `pdctl down` ends it",
+                    warning=True,
+                )
+            )
 
     # --- what exists already ----------------------------------------------------------------
 
@@ -489,9 +519,29 @@ class _Making:
             raise BugError("pdctl made a request that EC2 would refuse", detail=wrong)
         names = ", ".join(each.name for each in launch.hosts)
         self._audit(f"run instances {names} in {choice.zone} token={request['ClientToken']}")
-        answer = self._room.ask("run_instances", **request)
+        with self._interrupts.held():  # what costs is written down before anything else happens
+            things = self._run(launch, request)
+            taken = {each.id for each in self._cloud.hosts.values()}
+            free = [h for h in launch.hosts if h.name not in self._cloud.hosts]
+            fresh = list(zip(free, (t for t in things if t.id not in taken), strict=False))
+            for host, thing in fresh:
+                self._record(host, thing)
+            self._under_way = ""
+        self._audit(f"made {', '.join(each.id for each in things)}")
+        for host, thing in fresh:
+            self._tag(host, thing)
+
+    def _run(self, launch: Launch, request: dict[str, Any]) -> list[Thing]:
+        """RunInstances. When its answer is lost, nobody knows whether it was done."""
+        self._under_way = ", ".join(each.name for each in launch.hosts)
+        try:
+            answer = self._room.ask("run_instances", **request)
+        except AwsError as error:
+            if error.exit_code != ExitCode.UNREACHABLE:
+                self._under_way = ""
+            raise
         self._on_launch()
-        things = [
+        return [
             Thing(
                 "instance",
                 str(item["InstanceId"]),
@@ -502,14 +552,6 @@ class _Making:
             )
             for item in sorted(answer["Instances"], key=lambda i: i.get("AmiLaunchIndex", 0))
         ]
-        taken = {each.id for each in self._cloud.hosts.values()}
-        free = [h for h in launch.hosts if h.name not in self._cloud.hosts]
-        fresh = list(zip(free, (t for t in things if t.id not in taken), strict=False))
-        for host, thing in fresh:  # all of them costs, so all is recorded before anything can fail
-            self._record(host, thing)
-        self._audit(f"made {', '.join(each.id for each in things)}")
-        for host, thing in fresh:
-            self._tag(host, thing)
 
     def request(self, launch: Launch, choice: ZoneChoice) -> dict[str, Any]:
         """RunInstances of one launch."""

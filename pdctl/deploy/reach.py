@@ -20,6 +20,7 @@ from pdctl.config.model import Config, Ec2Target, LocalTarget, SshAccess, SshHos
 from pdctl.deploy import audit, services
 from pdctl.deploy.ec2hosts import ec2_hosts
 from pdctl.deploy.local import this_machine
+from pdctl.deploy.parallel import on_all
 from pdctl.deploy.world import World, own_url
 from pdctl.observe.endpoints import Served
 from pdctl.render.check import load_checked
@@ -303,8 +304,8 @@ def tops_of(config: Config) -> tuple[PurePosixPath, ...]:
 
 
 def _own_all(hosts: Iterable[Machine], tops: Iterable[PurePosixPath], *, sudo: bool) -> None:
-    for host in hosts:
-        _own(host, tuple(map(str, tops)), sudo=sudo)
+    wanted = tuple(map(str, tops))
+    on_all(list(hosts), lambda host: _own(host, wanted, sudo=sudo))
 
 
 def _own(host: Machine, tops: tuple[str, ...], *, sudo: bool) -> None:

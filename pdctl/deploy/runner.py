@@ -23,6 +23,7 @@ from pdctl.deploy import (
     warm,
 )
 from pdctl.deploy.interrupt import Interrupts
+from pdctl.deploy.parallel import on_all
 from pdctl.deploy.prepare.model import size_on
 from pdctl.deploy.prepare.task import apply_on
 from pdctl.deploy.survey import Survey, Wanted
@@ -50,6 +51,7 @@ from pdctl.plan.model import (
     WaitHealthy,
     WriteFiles,
 )
+from pdctl.render.keeper import edition_of
 from pdctl.render.model import SHOWN, Chosen
 from pdctl.state.model import (
     DeploymentState,
@@ -225,12 +227,12 @@ class _Run:
 
     def _leftovers(self) -> list[tuple[str, RunningProcess]]:
         alive = self._found.facts.alive
+        hosts = list(self._world.hosts.values())
+        found = on_all(hosts, lambda host: host.find(self._wanted.marks))
         return [
             (name, each)
-            for name, host in self._world.hosts.items()
-            for each in facts.leftovers(
-                {name: host.find(self._wanted.marks)}, self._found.state, alive
-            )
+            for name, running in zip(self._world.hosts, found, strict=True)
+            for each in facts.leftovers({name: running}, self._found.state, alive)
         ]
 
     def _make_directories(self) -> str:
@@ -266,8 +268,14 @@ class _Run:
 
     def _write_files(self, action: WriteFiles) -> str:
         files = [file for file in self._deployment.files if str(file.path) in action.paths]
-        for file in files:
-            self._world.hosts[file.host].write_file(file.path, file.content, mode=file.mode)
+
+        def write(host: Host) -> None:
+            for file in files:
+                if file.host == host.name:
+                    host.write_file(file.path, file.content, mode=file.mode)
+
+        names = dict.fromkeys(file.host for file in files)
+        on_all([self._world.hosts[name] for name in names], write)
         self._audit(f"write {len(files)} files", *(file.host for file in files))
         return ""
 
@@ -305,7 +313,8 @@ class _Run:
         log = services.log_of(spec, self._wanted.config.name, self._wanted.place, how)
         engine_id = chosen.engine_ids.get(spec.name)
         record = record_of(spec, log=log, engine_id=engine_id, supervision=how)
-        return replace(record, log_offset=hostlog.size(self._host(spec), log))
+        offset = hostlog.size(self._host(spec), log)
+        return replace(record, log_offset=offset, keeper=edition_of(how))
 
     def _return_ttl(self) -> str:
         ttl.set_ttl(
@@ -331,7 +340,8 @@ class _Run:
         routers = self._routers()
         routers.tell(state)
         self._audit(f"drain {', '.join(action.names)}", *routers.hosts)
-        return routers.wait_idle(step.id, state, action.names)
+        limit = drains.limit_of(self._wanted.config)
+        return routers.wait_idle(step.id, state, action.names, limit=limit)
 
     def _part(self, action: Part) -> str:
         self._save(self._state.with_generation(action.names, action.generation))
@@ -362,8 +372,11 @@ class _Run:
         record = self._state.processes[action.name]
         timeout = self._state.stop_timeout
         teardown.end_process(self._world, self._wanted.config.name, record, timeout)
-        state = self._state.without_process(action.name)
-        if all(spec.name != action.name for spec in self._deployment.processes):
+        if any(spec.name == action.name for spec in self._deployment.processes):
+            # Where it was is not forgotten: routers look for it there, and it starts there again.
+            state = self._state.with_process(replace(record, ref=None, healthy_at=None))
+        else:
+            state = self._state.without_process(action.name)
             state = state.with_drained([action.name], "").with_generation([action.name], "")
         self._save(state)
         return ""

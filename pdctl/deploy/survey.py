@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdctl.config.model import Config
-from pdctl.deploy import facts
+from pdctl.deploy import drains, facts
 from pdctl.deploy.prepare.task import Task
 from pdctl.deploy.ttl import Keys
 from pdctl.deploy.world import World
@@ -83,9 +83,7 @@ def survey(
         deployment = wanted.rendered(chosen)
         in_the_way = tuple(held for held in seen.held_ports if held not in lost)
         seen = replace(seen, held_ports=in_the_way)
-    router = wanted.config.router
-    admits = router.api_keys_file is None or wanted.keys.admin is not None
-    tells = router.kind == "pdctl" and admits
+    no_drain = drains.why_not(wanted.config, wanted.keys.admin)
     plan = build(
         wanted.config,
         deployment,
@@ -93,9 +91,9 @@ def survey(
         state,
         verify=wanted.verify,
         restart=restart,
-        may_drain=tells,
+        no_drain=no_drain,
     )
-    return Survey(state, seen, chosen, deployment, plan, tells)
+    return Survey(state, seen, chosen, deployment, plan, not no_drain)
 
 
 def _lost_ports(chosen: Chosen, seen: Facts) -> list[HeldPort]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdctl.base.durations import format_duration
-from pdctl.base.process import ProcessSpec
+from pdctl.base.process import ProcessSpec, Supervision
 from pdctl.base.words import listed
 from pdctl.config.digest import digest_of
 from pdctl.config.model import Config, Ec2Target, ExternalTarget
@@ -32,6 +32,7 @@ from pdctl.plan.model import (
     WriteFiles,
 )
 from pdctl.plan.rolling import Group, Member, changes_kind, groups_of
+from pdctl.render.keeper import edition_of
 from pdctl.render.model import Deployment
 from pdctl.state.model import DeploymentState, Intervals, ProcessRecord
 
@@ -39,11 +40,11 @@ BY_UP = "pdctl replaces it"
 """Why an engine is drained that `up` itself will admit again."""
 KEY_ENV = "VLLM_API_KEY"
 _SHORT_DIGEST = 12
-_CUT_OFF = (
-    "requests that run on an engine that is replaced are cut off: only pdctl's router lets them "
-    "end first, and with API keys only for a key of the tenant `admin`"
-)
 _SHOWN_DIFFERENCES = 4
+_OTHER_KEEPER: Mapping[Supervision, str] = {
+    "systemd": "this pdctl writes another unit for it than the one it runs in",
+    "process": "this pdctl has another supervisor than the one that keeps it running",
+}
 
 
 def build(
@@ -54,7 +55,7 @@ def build(
     *,
     verify: bool = True,
     restart: Collection[str] = (),
-    may_drain: bool = True,
+    no_drain: str = "",
 ) -> Plan:
     """What `up` would do, in order.
 
@@ -64,11 +65,13 @@ def build(
         state: what was recorded, or None.
         verify: whether the two-turn proof is wanted.
         restart: processes that are to be restarted though nothing of them changed.
-        may_drain: whether the routers take it from us which engines get nothing new.
+        no_drain: why the routers do not take it from us which engines get nothing new; empty when
+            they do.
     """
-    work = _Work(config, deployment, facts, state, verify, frozenset(restart), may_drain)
+    work = _Work(config, deployment, facts, state, verify, frozenset(restart), no_drain)
     verdicts = {spec.name: work.verdict(spec) for spec in deployment.processes}
-    groups = groups_of(work.members(verdicts), digest_of(config)[:_SHORT_DIGEST])
+    members = work.members(verdicts)
+    groups = groups_of(members, digest_of(config)[:_SHORT_DIGEST])
     steps = tuple(work.steps(verdicts, groups))
     return Plan(
         name=config.name,
@@ -77,8 +80,13 @@ def build(
         conflicts=tuple(str(held) for held in facts.held_ports if verdicts[held.process].start),
         consent=(
             *_of_groups(groups, verdicts, facts),
+            *_of_moves(members, config),
             *_consent(steps, facts, state, deployment, groups),
-            *([_CUT_OFF] if groups and not work.drains else []),
+            *(
+                [f"requests that run on an engine that is replaced are cut off: {no_drain}"]
+                if groups and not work.drains
+                else []
+            ),
         ),
         hourly_usd=None if isinstance(config.target, Ec2Target) else 0.0,
         notices=deployment.notices,
@@ -102,7 +110,7 @@ class _Work:
     state: DeploymentState | None
     verify: bool
     restart: frozenset[str]
-    may_drain: bool
+    no_drain: str
 
     def record(self, name: str) -> ProcessRecord | None:
         return self.state.processes.get(name) if self.state else None
@@ -116,8 +124,12 @@ class _Work:
         if spec.name not in self.facts.alive:
             return _Verdict(True, False, _why_dead(record))
         ignored = TTL_OPTIONS if self._ttl_holds() else ()
-        if drift := (*differences(record, spec, ignored), *self._kept_otherwise(record)):
+        moved = [f"host: {record.host} → {spec.host}"] * (record.host != spec.host)
+        kept = () if moved else self._kept_otherwise(record)
+        if drift := (*moved, *differences(record, spec, ignored), *kept):
             return _Verdict(True, True, f"the configuration changed: {_short(drift)}")
+        if record.keeper not in ("", edition_of(record.supervision)):
+            return _Verdict(True, True, _OTHER_KEEPER[record.supervision])
         now = self.facts.now.get(spec.name, record.ref)
         pid = now.pid if now else 0
         if spec.name in self.restart:
@@ -204,7 +216,8 @@ class _Work:
         if not self._has_switch or not self._runs_router() or not names:
             return
         label = "+".join(names)
-        yield _pairs(label, names)
+        if provable := self._provable(names, [s.name for s in self.deployment.processes]):
+            yield _pairs(label, provable)
         if left:
             yield _admit(label, left, "an earlier run drained it and did not come so far")
 
@@ -233,8 +246,38 @@ class _Work:
             yield _start(spec, verdicts[spec.name])
         yield self._health(f"health-{label}", specs, group.names)
         if drains:
-            yield _pairs(label, group.cell)
-            yield _admit(label, group.cell, "it is proven; the next may go")
+            every = [s.name for s in self.deployment.processes]
+            others = every if group.generation is None else group.cell
+            provable = self._provable(group.cell, others)
+            if provable:
+                yield _pairs(label, provable)
+            why = "it is proven; the next may go"
+            if not provable:
+                why = "routers prove it when they are restarted and know where it is"
+            yield _admit(label, group.cell, why)
+
+    def _provable(self, names: Sequence[str], others: Collection[str]) -> tuple[str, ...]:
+        """Of these engines, those that routers which run can prove with one of the others.
+
+        They look for engines where those were when they were started.
+        """
+        known = {
+            spec.name: spec
+            for spec in self.deployment.processes
+            if spec.role != "router"
+            and (record := self.record(spec.name)) is not None
+            and _places(record) == _places(spec)
+        }
+        return tuple(
+            name
+            for name in names
+            if name in known
+            and any(
+                known[name].role != other.role and known[name].cell == other.cell
+                for other in known.values()
+                if other.name in others
+            )
+        )
 
     def _gone_names(self) -> list[str]:
         """What the configuration has no more."""
@@ -284,7 +327,7 @@ class _Work:
 
     @property
     def _has_switch(self) -> bool:
-        return self.config.router.kind == "pdctl" and self.may_drain
+        return self.config.router.kind == "pdctl" and not self.no_drain
 
     @property
     def drains(self) -> bool:
@@ -514,6 +557,22 @@ def _of_groups(
             "an upgrade without an outage needs two cells, each with a prefill and a decode "
             "server: this one stops service until the new engines answer"
         )
+
+
+def _of_moves(members: Iterable[Member], config: Config) -> Iterator[str]:
+    """What it means that engines are to be where the routers do not look for them yet."""
+    moving = [member for member in members if member.moves and member.serves]
+    if not moving or isinstance(config.target, ExternalTarget):
+        return
+    for member in moving:
+        there = ", ".join(f"{host} port {port}" for host, port in sorted(member.wants))
+        yield f"{member.name} moves to {there}: it is not replaced engine by engine"
+    limit = format_duration(config.target.start_timeout)
+    yield (
+        f"the routers send nothing to {listed([member.name for member in moving])} from the end of "
+        "each until the routers are restarted, after all engines answer: as long as those load "
+        f"(`target.start_timeout`: at most {limit}) and the routers to start"
+    )
 
 
 def _nothing(step_id: str, what: str, why: str) -> Step:

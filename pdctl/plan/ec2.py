@@ -32,6 +32,11 @@ BLOCK_MARGIN_S = 45 * 60.0
 15 minutes before that."""
 
 
+_SHORT_MINUTES = 30
+_LEAST_MINUTES = 6
+"""A minute and the five that processes have to finish."""
+
+
 @dataclass(frozen=True)
 class PlannedHost:
     """A host that is to be made."""
@@ -396,6 +401,11 @@ def warnings(plan: CloudPlan) -> Iterator[str]:
             "the hosts do NOT end by themselves: set `capacity.max_hours`, so that a lost laptop "
             "costs hours and not weeks"
         )
+    elif capacity.max_hours * 60 < _SHORT_MINUTES:
+        yield (
+            f"the hosts end {max(_LEAST_MINUTES, capacity.max_hours * 60):.0f} minutes after they "
+            "start, which may be before engines have started (`capacity.max_hours`)"
+        )
     if capacity.kind == "spot":
         yield "spot: AWS ends the hosts with two minutes' warning whenever it wants them back"
     if capacity.kind == "on-demand" and any(launch.engines for launch in plan.launches):
@@ -403,7 +413,8 @@ def warnings(plan: CloudPlan) -> Iterator[str]:
     if capacity.kind == "capacity-block" and plan.reservation is None:
         yield "the end of the capacity block is not known: nothing shuts down in order before it"
     if plan.cost.guessed:
-        yield f"the price of {', '.join(plan.cost.guessed)} is that of {prices.REGION}"
+        kinds = ", ".join(dict.fromkeys(plan.cost.guessed))
+        yield f"the price of {kinds} is that of {prices.REGION}"
     if len(plan.launches) > 1 and capacity.kind in ("odcr", "capacity-block"):
         yield "the reservation is for engine hosts; routers are on demand"
 

@@ -18,6 +18,11 @@ Found = Iterator[str]
 Judge = Callable[[CloudPlan, AwsFacts, float], Found]
 
 _FEWEST_HOURS = 0.5
+_LONGEST_KEY, _LONGEST_VALUE = 128, 256
+_MOST_TAGS = 45
+"""EC2 takes 50, and pdctl has five of its own."""
+CHANGED = "changed"
+"""The rule that counts also when all hosts are there."""
 
 
 @dataclass(frozen=True)
@@ -259,6 +264,31 @@ def _adopted_there(plan: CloudPlan, facts: AwsFacts, _: float) -> Found:
             yield f"{each.id} ({each.name}) is {each.state or 'in an unknown state'}"
 
 
+def _changed(plan: CloudPlan, facts: AwsFacts, _: float) -> Found:
+    wanted = {host.name: host.instance_type for host in plan.hosts}
+    for each in facts.instances or ():
+        if each.made_by and each.name in plan.there and each.instance_type:
+            kind = wanted.get(each.name, each.instance_type)
+            if kind != each.instance_type:
+                was = each.instance_type
+                yield f"{each.name} ({each.id}) is a `{was}`, and the file says `{kind}`"
+
+
+def _tags(plan: CloudPlan, _: AwsFacts, __: float) -> Found:
+    if not plan.launches:
+        return
+    for key, value in plan.target.tags.items():
+        if key.lower().startswith("aws:"):
+            yield f"tag `{key}`: names that begin with `aws:` are AWS's own"
+        if len(key) > _LONGEST_KEY or len(value) > _LONGEST_VALUE:
+            yield (
+                f"tag `{key[:20]}…`: a name may have {_LONGEST_KEY} characters, a value "
+                f"{_LONGEST_VALUE}"
+            )
+    if len(plan.target.tags) > _MOST_TAGS:
+        yield f"{len(plan.target.tags)} tags, expected {_MOST_TAGS} or fewer beside pdctl's own"
+
+
 # --- groups --------------------------------------------------------------------------------------
 
 
@@ -482,6 +512,13 @@ RULES: Sequence[Rule] = (
         "UG efa: EFA traffic can't cross Availability Zones or VPCs",
         "adopt hosts of one zone and VPC",
     ),
+    _rule(
+        CHANGED,
+        _changed,
+        "UG resize: an instance keeps its type",
+        "`pdctl down` first, or put the type back",
+    ),
+    _rule("tags", _tags, "InvalidParameterValue; TagLimitExceeded; UG tags", "mend `target.tags`"),
     _rule(
         "group-self",
         _self_rules,

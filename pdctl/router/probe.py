@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pdctl.base.explain import IGNORES_HANDLES
 from pdctl.base.sse import SseSplitter
 from pdctl.base.transfer import FIRST_TURN, for_pull, is_handle
 from pdctl.observe.sides import give_back, probe_sides
@@ -103,7 +104,7 @@ class Prober:
         if tokens < 1:
             return Proof(True, "decode does not say how many tokens it holds")
         if await self._ignores_handles(pair, ids):
-            why = f"prefill does nothing with a handle: {_FLAG} is not true there"
+            why = f"{IGNORES_HANDLES}: {_FLAG} is not true there"
             return Proof(True, why, again_s=_LONG_S if pair.why == why else _REPROBE_S)
         return await self._pull(pair, ids, for_pull(handle, tokens, block_size))
 

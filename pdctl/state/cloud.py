@@ -133,7 +133,10 @@ class CloudStore:
                 where=str(self.path),
                 expected="what pdctl wrote; it was left as it is",
                 hints=[
-                    "move the file away: `pdctl up` and `pdctl down` find the hosts by their tags"
+                    "the hosts are found by their tags without it: "
+                    f"`pdctl down --name {self.name} --region REGION --forget-damaged-state` "
+                    "ends them",
+                    "to keep them, move the file away and run `pdctl up`",
                 ],
             ) from error
 

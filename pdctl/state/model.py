@@ -29,6 +29,8 @@ class ProcessRecord:
         engine_id: of this start; None for the router, and where what keeps it running makes one
             at every start.
         supervision: what starts it again when it dies.
+        keeper: which edition of that it was started by (`render.keeper`); empty where nothing
+            does, and for what an older pdctl started.
         ref: None until it is started, or when it was stopped.
         started_at, healthy_at: wall clock, seconds since the epoch.
     """
@@ -51,6 +53,7 @@ class ProcessRecord:
     started_at: float | None = None
     healthy_at: float | None = None
     supervision: Supervision = "none"
+    keeper: str = ""
 
     @property
     def url(self) -> str:

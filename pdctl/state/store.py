@@ -32,6 +32,19 @@ class NewerStateError(StateError):
     """A newer pdctl wrote the state file."""
 
 
+def move_aside(path: Path) -> Path:
+    """Keep a file that cannot be used under another name beside it, and return that name."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    kept = path.with_name(f"{path.name}.damaged-{stamp}")
+    number = 1
+    while kept.exists():
+        number += 1
+        kept = path.with_name(f"{path.name}.damaged-{stamp}-{number}")
+    with explained(path):
+        os.rename(path, kept)
+    return kept
+
+
 class StateStore:
     """The state file of one deployment."""
 
@@ -70,15 +83,7 @@ class StateStore:
 
     def move_aside(self) -> Path:
         """Keep a file that cannot be used under another name, and return that name."""
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        kept = self.path.with_name(f"{FILE_NAME}.damaged-{stamp}")
-        number = 1
-        while kept.exists():
-            number += 1
-            kept = self.path.with_name(f"{FILE_NAME}.damaged-{stamp}-{number}")
-        with explained(self.path):
-            os.rename(self.path, kept)
-        return kept
+        return move_aside(self.path)
 
     def _parse(self, content: bytes) -> DeploymentState:
         try:

@@ -58,6 +58,20 @@ def test_drained_and_undrained_again(routed: Deployed) -> None:
     assert "undrain decode-0\n" in audit
 
 
+def test_a_file_of_keys_without_the_tenant_admin_is_told_with_the_line_to_add(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("team:a-key-of-theirs\n")
+    deployed.write(router={"port": 0, "api_keys_file": str(keys)})
+    refused = run_cli(*deployed.args("drain", "decode/0", "--yes"))
+    assert refused.exit_code == ExitCode.NO_PERMISSION
+    said = " ".join(refused.stderr.split())
+    assert str(keys) in said.replace(" ", "")
+    assert "a line `admin:KEY`" in said
+    assert "a-key-of-theirs" not in said
+
+
 def test_what_is_no_engine_is_refused(deployed: Deployed) -> None:
     example = run_cli(*deployed.args("drain", "decode/0"))
     assert example.exit_code == ExitCode.USAGE

@@ -69,6 +69,8 @@ SSH = {
         "`target.hosts.prefill[0].port` on h " + OTHER,
         "7:14 target.hosts.decode[0].side_channel_port: port 5600 is also taken by "
         "`target.hosts.prefill[0].side_channel_port` on h " + OTHER,
+        "7:24 target.hosts.decode[0].address: is the same host as `target.hosts.prefill[0]`, with "
+        "`address` written in another way (write a host in one way wherever it stands)",
     ],
     ssh(
         "{address: h, gpus: [0, 1]}",
@@ -92,6 +94,16 @@ SSH = {
         "7:14 target.hosts.decode[0]: its cell (that of hosts without) has no prefill host (give a "
         "prefill host the same `cell`, or none of them one)",
         "8:33 target.hosts.router[0].cell: a router serves all cells (remove it)",
+    ],
+    ssh("{address: 'fd00::1'}", "{address: d}", "{address: 'fd00:0::1'}"): [
+        "8:24 target.hosts.router[0].address: is the same host as `target.hosts.prefill[0]`, with "
+        "`address` written in another way (write a host in one way wherever it stands)"
+    ],
+    ssh("{address: p}", "{address: d}", "{address: p., ssh_port: 22}"): [
+        "8:24 target.hosts.router[0].address: is the same host as `target.hosts.prefill[0]`, with "
+        "`address` written in another way (write a host in one way wherever it stands)",
+        "8:38 target.hosts.router[0].ssh_port: is the same host as `target.hosts.prefill[0]`, with "
+        "`ssh_port` written in another way (write a host in one way wherever it stands)",
     ],
     # Behind one forwarded address there are two machines.
     ssh(

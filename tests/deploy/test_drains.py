@@ -52,7 +52,7 @@ async def test_a_drain_waits_for_the_turn_that_runs_and_admits_what_is_proven(
         await w.until(lambda: len(w.d.seen) == 1)
         told = await asyncio.to_thread(
             drains.set_drained, there, StateStore("demo"), state, ["decode-0"], "by hand", None,
-            wait=True,
+            wait=60.0,
         )  # fmt: skip
         assert turn.done()
         assert [(each.engine, each.drained, each.turns, each.handles) for each in told] == [

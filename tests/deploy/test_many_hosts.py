@@ -1,7 +1,8 @@
-"""`status` over 64 slow hosts takes about as long as over one; all above the encryption is real.
+"""Many slow hosts are looked at in about the time of one; all above the encryption is real.
 
 A connection is a pair of sockets. It is there after `LOGIN_S`, and each thing that is asked is
-answered after `ANSWER_S`; what answers is the code that runs on hosts, in threads of this process.
+answered after `ANSWER_S`, or what the test says; what answers is the code that runs on hosts, in
+threads of this process.
 """
 
 import asyncio
@@ -10,18 +11,26 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 import pytest
+import yaml
 
 from pdctl.base.command import command
-from pdctl.base.errors import UnreachableError
+from pdctl.base.errors import NotFoundError, UnreachableError
 from pdctl.base.process import ProcessRef, ProcessSpec, RoleName
+from pdctl.deploy import facts, local
+from pdctl.deploy.prepare.router import ROUTER_TASK
+from pdctl.deploy.prepare.task import Task
 from pdctl.deploy.reach import near_through
+from pdctl.deploy.world import World
 from pdctl.observe.status import Status, read_status
+from pdctl.plan.facts import Facts
+from pdctl.render.check import load_checked
+from pdctl.render.model import SHOWN
 from pdctl.state.model import DeploymentState, Intervals, record_of
 from pdctl.targets.local import LocalHost
 from pdctl.targets.ssh.access import Login, Route
@@ -38,8 +47,10 @@ ANSWER_S = 0.3
 class Answering(Service):
     """One of several in a process, which goes on when it ends; takes its time."""
 
+    pause = ANSWER_S
+
     def _answer(self, *asked: Any) -> None:
-        time.sleep(ANSWER_S)
+        time.sleep(self.pause)
         super()._answer(*asked)
 
     def _watch(self) -> None:
@@ -52,7 +63,8 @@ class Answering(Service):
 class Pipe:
     """The near end of a connection to a host."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
         self._near, self._far = socket.socketpair()
         self._near.settimeout(10)
         threading.Thread(target=self._serve, daemon=True).start()
@@ -60,7 +72,9 @@ class Pipe:
     def _serve(self) -> None:
         with self._far, self._far.makefile("rb") as stream:
             stream.read(int(stream.readline()))  # the program, in whose place we answer
-            Answering("far", stream.read1, self._far.fileno()).serve()
+            service = Answering("far", stream.read1, self._far.fileno())
+            service.pause = self._pause
+            service.serve()
 
     def receive(self, size: int) -> bytes:
         return self._near.recv(size)
@@ -79,11 +93,14 @@ class Pipe:
 class Link:
     """A login."""
 
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+
     def execute(self, line: str, limit: float) -> Pipe:
-        return Pipe()
+        return Pipe(self._pause)
 
     def connect_to(self, address: str, port: int, limit: float) -> socket.socket:
-        time.sleep(ANSWER_S)
+        time.sleep(self._pause)
         return socket.create_connection((address, port))
 
     def close(self) -> None:
@@ -91,13 +108,21 @@ class Link:
 
 
 class SlowLinks:
-    """Logs in slowly; `gone` cannot be reached."""
+    """Logs in slowly; `gone` cannot be reached.
+
+    Args:
+        pauses: by host, where it is not `ANSWER_S`.
+    """
+
+    def __init__(self, pauses: Mapping[str, float] | None = None) -> None:
+        self._pauses = pauses or {}
 
     def open(self, route: Route) -> Link:
         time.sleep(LOGIN_S)
-        if route.hops[-1].asked == "gone":
+        name = route.hops[-1].asked
+        if name == "gone":
             raise UnreachableError("it does not answer", where="gone")
-        return Link()
+        return Link(self._pauses.get(name, ANSWER_S))
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
@@ -177,3 +202,72 @@ def test_64_slow_hosts_take_at_most_three_times_as_long_as_one(
     assert [role.host for role in found.roles if role.problem] == ["gone"]
     assert len(found.roles) == HOSTS
     assert took <= 3 * slowest, f"{HOSTS} hosts took {took:.1f} s, one {slowest:.1f} s"
+
+
+QUICK_S, SLOW_S = 0.02, 0.16
+NO_ROUTER = Task(ROUTER_TASK, "", "", (), look=lambda host: "", apply=lambda host, tell: None)
+"""So that the router's environment is not looked for."""
+
+
+def facts_of(folder: Path, pauses: Mapping[str, float], port: int, model: str) -> Facts:
+    """What `plan` and `up` find on these hosts, the last of which is the router's."""
+    *engines, router = pauses
+    half = len(engines) // 2
+    document = {
+        "name": "many",
+        "model": {"id": model},
+        "engine": {"install": "existing", "python": "sh", "vllm": "0.33.0"},
+        "kv": {"bidirectional": True},
+        "target": {
+            "kind": "ssh",
+            "port": port,
+            "base_dir": str(folder / "base"),
+            "hosts": {
+                "prefill": [{"address": name} for name in engines[:half]],
+                "decode": [{"address": name} for name in engines[half:]],
+                "router": [{"address": router}],
+            },
+        },
+        "router": {"kind": "pdctl"},
+    }
+    file = folder / "pd.yaml"
+    file.write_text(yaml.safe_dump(document))
+    config = load_checked(file).config
+    wanted = local.wanted_of(config, file, local.read_secrets(config))
+    ssh, links = nobodys_ssh(folder), cast(Links, SlowLinks(pauses))
+    hosts = {name: SshHost(name, Login(name), links=links, ssh=ssh) for name in pauses}
+    here = [replace(s, address="127.0.0.1") for s in wanted.rendered(SHOWN).processes]
+    deployment = replace(wanted.rendered(SHOWN), processes=tuple(here))
+    try:
+        assert connect_all(list(hosts.values())) == {}
+        return facts.gather(World(hosts), config, deployment, None, marks="none", tasks=[NO_ROUTER])
+    finally:
+        for host in hosts.values():
+            host.close()
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="`ssh` is not installed")
+def test_hosts_are_looked_at_at_once_and_told_in_the_files_order(tmp_path: Path, port: int) -> None:
+    began = time.monotonic()
+    facts_of(tmp_path, {"slow": SLOW_S, "h1": QUICK_S, "h2": QUICK_S}, port, "a/model")
+    few = time.monotonic() - began
+    pauses = {"slow": SLOW_S, **{f"h{n}": SLOW_S / 2 for n in range(12)}, "router": QUICK_S}
+    began = time.monotonic()
+    found = facts_of(tmp_path, pauses, port, "a/model")
+    took = time.monotonic() - began
+    print(f"{len(pauses)} hosts took {took:.1f} s, three with the slowest {few:.1f} s")
+    assert took <= 1.5 * few
+    assert [each.process for each in found.held_ports] == [
+        *(f"prefill-{n}" for n in range(6)),
+        *(f"decode-{n}" for n in range(7)),
+    ]
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="`ssh` is not installed")
+def test_of_several_hosts_without_the_model_the_first_in_the_file_is_named(
+    tmp_path: Path, port: int
+) -> None:
+    with pytest.raises(NotFoundError) as told:
+        facts_of(tmp_path, {"slow": SLOW_S, "h1": QUICK_S, "h2": QUICK_S}, port, "/no/such/model")
+    assert told.value.where is not None
+    assert told.value.where.startswith("slow")

@@ -349,8 +349,10 @@ def test_a_router_host_without_pdctl_is_told_before_anything_starts(sshd: Sshd) 
         hosts={"prefill": [{"address": "h"}], "decode": [{"address": "h"}]}, base_dir="/nowhere"
     )
     host = sshd.host("h")
+    processes = render(config, place_of(config)).processes
+    (router,) = [spec for spec in processes if spec.role == "router"]
     with pytest.raises(NotFoundError, match="no pdctl on the router's host") as caught:
-        facts._require_router(World({"h": host}), config, render(config, place_of(config)))
+        facts._require_router(host, router)
     assert caught.value.hints == (
         "ssh h 'python3 -m venv /nowhere/pdctl && /nowhere/pdctl/bin/pip install pdctl'",
     )

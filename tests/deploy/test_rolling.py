@@ -3,7 +3,8 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from pdctl.base import paths
 from pdctl.base.command import Command
-from pdctl.base.errors import TemporaryError, UsageError
+from pdctl.base.errors import PermissionDeniedError, TemporaryError, UsageError
 from pdctl.base.events import StepDone, StepFailed
 from pdctl.base.process import ProcessSpec, RoleName, marked
 from pdctl.config.model import Config
@@ -19,6 +20,8 @@ from pdctl.deploy import drains
 from pdctl.plan.build import BY_UP
 from pdctl.render.model import NEW_AT_EVERY_START, Chosen, Deployment, RenderedDir
 from tests.deploy.pair import NAME, SERVER, Pair, config, fast_clock, names
+from tests.deploy.test_killed import killed, killer
+from tests.targets.programs import wait_until
 
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 SWITCH = str(Path(__file__).with_name("switch.py"))
@@ -138,8 +141,12 @@ def test_requests_that_do_not_end_stop_it_and_nothing_was_ended(fleet: Fleet) ->
     before = fleet.pids()
     fleet.more["decode-0"] = ("--max-num-seqs", "8")
     (fleet.journal.parent / "busy").touch()
-    with fast_clock(fleet.world) as world, pytest.raises(TemporaryError, match="did not end") as e:
+    target = {**fleet.config.target.model_dump(), "drain_timeout": "7m"}
+    fleet.config = Config.model_validate({**fleet.config.model_dump(), "target": target})
+    late = "did not end within 7m"
+    with fast_clock(fleet.world) as world, pytest.raises(TemporaryError, match=late) as e:
         fleet.up(world=world)
+    assert "`target.drain_timeout` is the limit" in e.value.hints[0]
     assert list(e.value.detail) == ["decode-0 has 1 request of router-0"]
     assert fleet.pids() == before
     assert fleet.state().drained == {"decode-0": BY_UP}
@@ -188,6 +195,39 @@ def test_a_new_engine_that_dies_stops_it_while_the_others_serve(fleet: Fleet) ->
     assert fleet.drained()[-1] == set()
 
 
+@pytest.mark.parametrize("at", range(2, 40, 4))
+def test_an_upgrade_killed_between_two_steps_is_finished_by_up(fleet: Fleet, at: int) -> None:
+    before = fleet.pids()
+    fleet.revision = "r2"
+    killed(lambda: fleet.up(world=replace(fleet.world, listen=killer(at))))
+    half = fleet.pids()
+    kept = {name for name in ENGINES if half.get(name) == before[name]}
+    fleet.up()
+    assert replaced(fleet, before) == set(ENGINES)
+    # What the first run had replaced and proven is not replaced again.
+    done = {name for name in half if name not in kept and name in ENGINES}
+    assert {n for n in done if fleet.pids()[n] != half[n]} == set()
+    assert sorted(fleet.running()) == sorted(fleet.pids().values())
+    state = fleet.state()
+    assert (state.drained, state.generations, state.phase) == ({}, {}, "running")
+    assert fleet.drained()[-1] == set()
+
+
+def test_another_operator_waits_while_an_engine_drains(fleet: Fleet) -> None:
+    fleet.more["decode-0"] = ("--max-num-seqs", "8")
+    (fleet.journal.parent / "busy").touch()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(fleet.up)
+        wait_until(lambda: fleet.state().drained == {"decode-0": BY_UP})
+        with pytest.raises(TemporaryError, match="another pdctl works on") as refused:
+            fleet.up()
+        assert "`pdctl up`" in refused.value.detail[0]
+        (fleet.journal.parent / "busy").unlink()
+        first.result(30)
+    assert fleet.state().drained == {}
+    assert len(fleet.running()) == 5
+
+
 def test_a_dead_router_is_not_told_and_holds_up_nothing(fleet: Fleet) -> None:
     record = fleet.state().processes["router-0"]
     assert record.ref is not None
@@ -199,7 +239,7 @@ def test_a_dead_router_is_not_told_and_holds_up_nothing(fleet: Fleet) -> None:
 
 def test_drained_by_hand_survives_up_and_a_restart_of_the_router(fleet: Fleet) -> None:
     told = drains.set_drained(
-        fleet.world, fleet.store, fleet.state(), ["decode-1"], "by hand", None, wait=True
+        fleet.world, fleet.store, fleet.state(), ["decode-1"], "by hand", None, wait=600.0
     )
     assert [(each.router, each.engine, each.drained) for each in told] == [
         ("router-0", "decode-1", "by hand")
@@ -212,7 +252,7 @@ def test_drained_by_hand_survives_up_and_a_restart_of_the_router(fleet: Fleet) -
     fleet.host.stop(record.ref, timeout=1)
     fleet.up()
     assert fleet.drained()[-1] == {"decode-1"}
-    drains.set_drained(fleet.world, fleet.store, fleet.state(), ["decode-1"], "", None, wait=False)
+    drains.set_drained(fleet.world, fleet.store, fleet.state(), ["decode-1"], "", None, wait=None)
     assert fleet.drained()[-1] == set()
 
 
@@ -220,4 +260,32 @@ def test_the_example_proxy_cannot_drain() -> None:
     router = {"kind": "vllm-example", "source": "/src.tar.gz"}
     example = Config.model_validate({**config().model_dump(), "router": router})
     with pytest.raises(UsageError):
-        drains.require_switch(example)
+        drains.require_switch(example, None)
+
+
+def test_without_a_key_of_the_tenant_admin_the_line_to_add_is_told() -> None:
+    router = {"port": 0, "api_keys_file": "/keys/clients"}
+    keyed = Config.model_validate({**config().model_dump(), "router": router})
+    drains.require_switch(keyed, "a-key")
+    with pytest.raises(PermissionDeniedError) as refused:
+        drains.require_switch(keyed, None)
+    error = refused.value
+    assert error.where == "/keys/clients, key `router.api_keys_file`"
+    assert error.expected is not None
+    assert "a line `admin:KEY`" in error.expected
+    assert "then `pdctl up` takes it to the routers" in error.hints[0]
+
+
+def test_up_says_before_it_starts_that_requests_are_cut_off_for_want_of_a_key(
+    fleet: Fleet,
+) -> None:
+    """The router of these tests asks for none; what is told comes from the file's keys."""
+    fleet.config = Config.model_validate(
+        {**fleet.config.model_dump(), "router": {"port": 0, "api_keys_file": "/keys/clients"}}
+    )
+    fleet.more["decode-0"] = ("--max-num-seqs", "8")
+    plan = fleet.survey().plan
+    assert "drain-decode-0" not in [step.id for step in plan.steps]
+    told = [line for line in plan.consent if line.startswith("requests that run on an engine")]
+    assert len(told) == 1
+    assert "/keys/clients has no line `admin:KEY`" in told[0]

@@ -20,15 +20,18 @@ from pdctl.base.errors import PermissionDeniedError, UnreachableError, UsageErro
 from pdctl.base.events import StepDone
 from pdctl.base.process import Kept, ProcessRef
 from pdctl.config.model import SshTarget
-from pdctl.deploy import logs, services
+from pdctl.deploy import logs, runner, services
 from pdctl.engine.scripts import supervise
 from pdctl.observe.processes import read_process
 from pdctl.observe.status import Status, read_status
+from pdctl.plan import build
 from pdctl.render import formats
+from pdctl.render.keeper import edition_of
 from pdctl.render.model import NEW_AT_EVERY_START
 from pdctl.targets import hostlog, privilege, units
 from pdctl.targets.local import LocalHost
 from tests.deploy.pair import Pair, names
+from tests.observe.logs.helpers import ids
 
 LIMIT_S = 15.0
 T = TypeVar("T")
@@ -169,6 +172,22 @@ def test_supervision_that_is_turned_on_restarts_and_auto_leaves_alone(pair: Pair
     assert not pair.survey().plan.changes
 
 
+def test_another_supervisor_is_a_difference_and_restarts_what_the_old_one_keeps(
+    supervised: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = supervised
+    pair.up()
+    before = pair.pids()
+    assert {record.keeper for record in pair.state().processes.values()} == {edition_of("process")}
+    assert not pair.up().changed
+    for module in (build, runner):
+        monkeypatch.setattr(module, "edition_of", lambda how: "another")
+    assert pair.up().changed
+    assert not set(pair.pids().values()) & set(before.values())
+    assert {record.keeper for record in pair.state().processes.values()} == {"another"}
+    assert not pair.up().changed
+
+
 def test_a_supervisor_that_is_killed_takes_its_process_along_and_up_starts_both(
     supervised: Pair,
 ) -> None:
@@ -207,9 +226,11 @@ def test_it_gives_up_after_a_burst(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert said.count("ended with status 3") == supervise.MOST_STARTS
     assert "5 starts within 600 s did not last, so it is not started again" in said
+    assert ids(said) == ["supervisor.restarted"] * 4 + ["supervisor.gave_up"]
     missing = run_supervisor(tmp_path, "/no/such", changes=quick)
     said, _ = missing.communicate(timeout=LIMIT_S)
     assert "cannot be started: No such file or directory: /no/such" in said
+    assert ids(said).count("supervisor.no_start") == supervise.MOST_STARTS
 
 
 def test_nothing_of_one_start_is_left_when_the_next_begins(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ import boto3
 import yaml
 from botocore.exceptions import ClientError
 from moto import mock_aws
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2 import ec2_backends
 
 from pdctl.base.awsfacts import DEPLOYMENT_TAG, MADE_TAG
 from pdctl.config.model import Config
@@ -155,8 +157,9 @@ class Region:
         return boto3.client(service, region_name=region)  # type: ignore[call-overload]
 
     def running(self) -> list[dict[str, Any]]:
-        found = [i for r in self.ec2.describe_instances()["Reservations"] for i in r["Instances"]]
-        return [each for each in found if each["State"]["Name"] == "running"]
+        running = [{"Name": "instance-state-name", "Values": ["running"]}]
+        found = self.ec2.describe_instances(Filters=running)["Reservations"]
+        return [each for group in found for each in group["Instances"]]
 
     def leave_behind(self) -> None:
         """An interface and a volume of pdctl's that outlived their instance."""
@@ -175,6 +178,8 @@ class Region:
         """End what a test left, as the one that failed did."""
         if ids := [each["InstanceId"] for each in self.running()]:
             self.ec2.terminate_instances(InstanceIds=ids)
+        # As EC2 does after an hour; else each test is slower than the one before.
+        ec2_backends[DEFAULT_ACCOUNT_ID][REGION].reservations.clear()
         for each in self.ec2.describe_addresses()["Addresses"]:
             self.ec2.release_address(AllocationId=each["AllocationId"])
         for each in self.ec2.describe_security_groups()["SecurityGroups"]:

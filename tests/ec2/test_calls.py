@@ -9,8 +9,8 @@ import pytest
 from pdctl.base.awscall import AwsCall
 from pdctl.deploy import ec2
 from pdctl.targets.ec2_read import permission
+from tests.ec2.account import SERVICES
 from tests.ec2.cloud import Region, config_of, document, quick_clock
-from tests.ec2.test_docs import SERVICES
 
 
 def actions(operations: list[str]) -> list[str]:

@@ -1,22 +1,16 @@
 """Each call to AWS refused by itself: never a traceback, and always the permission by its name."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdctl.base.errors import TemporaryError, UnreachableError
 from pdctl.base.exits import ExitCode
-from pdctl.deploy import ec2, ec2things, reach
-from pdctl.targets import ec2 as ec2_asks
-from pdctl.targets import ec2_read
 from pdctl.targets.ec2_read import permission
-from tests.cli.helpers import CliResult, run_cli
-from tests.ec2.cloud import Region, document, write
-from tests.ec2.test_docs import SERVICES, policy
-
-ARRIVED = "here the test ends"
+from tests.cli.helpers import CliResult
+from tests.ec2.account import ARRIVED, SERVICES, Account
+from tests.ec2.cloud import Region
+from tests.ec2.test_docs import policy
 
 READ_BY_PLAN = (
     "describe_instances", "describe_instance_types", "describe_instance_type_offerings",
@@ -49,55 +43,6 @@ NEEDED = ("describe_vpcs", "describe_subnets", "describe_images")
 
 def action(operation: str) -> str:
     return permission(SERVICES.get(operation, "ec2"), operation)
-
-
-class Account:
-    """The commands as somebody types them, with an account whose calls can be refused."""
-
-    def __init__(self, region: Region, folder: Path) -> None:
-        self.region, self.folder = region, folder
-
-    def write(self, backends: str = "UCX", **target: Any) -> None:
-        capacity = {"kind": "on-demand", "max_hours": 8, "on_failure": "keep"}
-        usual = {"instance_type": "c7i.2xlarge", "capacity": capacity}
-        content = document(self.region.image, **usual)
-        content["target"] |= target
-        content["target"] = {k: v for k, v in content["target"].items() if v is not None}
-        content["kv"]["backends"] = [backends]
-        write(self.folder, content)
-
-    def run(self, *words: str) -> CliResult:
-        return run_cli(*words, "-f", str(self.folder / "pd.yaml"))
-
-    def up(self) -> CliResult:
-        return self.run("up", "--yes")
-
-    def refuse(self, operation: str) -> None:
-        code = "AccessDeniedException" if operation in SERVICES else "UnauthorizedOperation"
-        self.region.refusals.clear()
-        self.region.refuse(operation, code, times=100)
-
-    def allow(self) -> None:
-        self.region.refusals.clear()
-
-
-@pytest.fixture
-def account(region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Account:
-    monkeypatch.setattr(ec2_read, "clients_of", lambda *_: region.client)
-    monkeypatch.setattr(ec2_asks, "clients_of", lambda *_: region.client)
-    monkeypatch.setattr(ec2things.Clock, "poll_s", 0.0)
-    monkeypatch.setattr(ec2, "arrive", _raise(TemporaryError(ARRIVED)))
-    monkeypatch.setattr(reach, "connect_all", _raise(UnreachableError("no host answers")))
-    made = Account(region, tmp_path)
-    made.write()
-    return made
-
-
-def _raise(error: Exception) -> Callable[..., None]:
-    def do(*_: object, **__: object) -> None:
-        raise error
-
-    return do
 
 
 def refused(result: CliResult, operation: str) -> None:

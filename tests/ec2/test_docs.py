@@ -11,14 +11,10 @@ from pdctl.base.awsfacts import MADE_TAG
 from pdctl.base.errors import PermissionDeniedError
 from pdctl.deploy import ec2
 from pdctl.targets.ec2_read import permission
+from tests.ec2.account import SERVICES
 from tests.ec2.cloud import NAME, REGION, Region, config_of, document, quick_clock
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ec2.md").read_text()
-SERVICES = {
-    "get_products": "pricing",
-    "get_service_quota": "service-quotas",
-    "get_parameter": "ssm",
-}
 
 
 def policy() -> list[dict[str, Any]]:

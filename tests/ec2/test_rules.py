@@ -159,6 +159,16 @@ CASES: list[tuple[str, dict[str, Any], Change, str]] = [
         "adopted hosts are in different zones: us-west-2a, us-west-2c",
     ),
     (
+        "changed",
+        {},
+        with_(instances=(instance("prefill-0", "i-1", instance_type="p5.48xlarge", made_by="r"),)),
+        "prefill-0 (i-1) is a `p5.48xlarge`, and the file says `p5en.48xlarge`",
+    ),
+    ("tags", {"tags": {"AWS:cost": "mine"}}, with_(), "`AWS:cost`: names that begin with `aws:`"),
+    ("tags", {"tags": {"k" * 129: "v"}}, with_(), "a name may have 128 characters"),
+    ("tags", {"tags": {"k": "v" * 257}}, with_(), "a value 256"),
+    ("tags", {"tags": {f"k{n}": "v" for n in range(46)}}, with_(), "46 tags, expected 45"),
+    (
         "group-self",
         {"network": GROUP},
         with_(groups=(AwsGroup("sg-0123456789abcdef0", "vpc-1"),)),

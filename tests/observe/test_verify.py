@@ -334,6 +334,49 @@ async def test_a_router_that_still_looks_at_its_pair_gets_longer() -> None:
     assert report.ok, report.reason
 
 
+async def test_a_dead_engine_is_not_waited_for_as_long_as_a_look() -> None:
+    began = time.monotonic()
+    async with fake_pair(canary="not probed yet", decode=FakeEngine("decode", alive=False)) as pair:
+        with pytest.raises(UnreachableError, match="`decode-0` does not answer"):
+            await verify(pair.endpoints, replace(QUICK, ready_s=2.0))
+    assert time.monotonic() - began < 7
+
+
+IGNORES = "prefill does nothing with a handle: bidirectional_kv_xfer is not true there"
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+async def test_a_router_that_wrongly_holds_a_flag_for_off_is_given_its_second_look(
+    recovers: bool,
+) -> None:
+    """Seen once on a busy machine, with real engines that both had the flag on."""
+    began = time.monotonic()
+    async with fake_pair(canary=IGNORES) as pair:
+
+        async def sleep(seconds: float) -> None:
+            await asyncio.sleep(0.02)
+            if recovers and len(pair.router.turns) >= 2 and time.monotonic() - began > 0.3:
+                pair.router.canary = ""
+
+        report = await verify(pair.endpoints, replace(QUICK, ready_s=0.2), sleep=sleep)
+    assert report.ok is recovers
+    if not recovers:
+        assert report.reason.startswith("turn 2 reused nothing; ")
+        assert IGNORES in report.reason
+
+
+async def test_a_flag_that_is_off_indeed_is_told_without_another_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pdctl.observe.sides._FALL_S", 0.05)
+    prefill = FakeEngine("prefill", bidirectional=False)
+    events: list[Event] = []
+    async with fake_pair(prefill=prefill, canary=IGNORES) as pair:
+        report = await verify(pair.endpoints, QUICK, listen=events.append)
+    assert report.side == "prefill"
+    assert not any("second look" in e.text for e in events if isinstance(e, StepProgress))
+
+
 @pytest.mark.parametrize(("turn", "name"), [(1, "turn 1"), (2, "turn 2"), (3, "the cold run")])
 async def test_a_turn_that_fails_is_named(turn: int, name: str) -> None:
     report = await failing(fail=(500, "boom"), fail_from=turn)

@@ -133,7 +133,11 @@ class Fleet:
         specs = {spec.name: spec for spec in self.deployment().processes}
         match action:
             case Stop(name):
-                state = state.without_process(name)
+                state = (
+                    state.with_process(replace(state.processes[name], ref=None))
+                    if name in specs
+                    else state.without_process(name)
+                )
                 self.alive.discard(name)
                 self.healthy.discard(name)
             case ChoosePorts(starting):

@@ -1,11 +1,14 @@
 from dataclasses import replace
 
-from pdctl.base.process import ProcessRef, RunningProcess
+import pytest
+
+from pdctl.base.process import ProcessRef, RunningProcess, Supervision
 from pdctl.plan.build import build
 from pdctl.plan.chosen import kept
 from pdctl.plan.facts import Facts, HeldPort
 from pdctl.plan.model import EndLeftovers, Install, Plan, Step, Stop
-from pdctl.state.model import Intervals
+from pdctl.render.keeper import edition_of
+from pdctl.state.model import DeploymentState, Intervals
 from tests.plan.samples import FRESH, NAMES, RECIPE, RUNNING, config, deployment, state
 
 
@@ -127,6 +130,42 @@ def with_ttl(live: Intervals | None, configured: float = 300.0) -> Plan:
         RUNNING,
         saved,
     )
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("systemd", "this pdctl writes another unit for it than the one it runs in"),
+        ("process", "this pdctl has another supervisor than the one that keeps it running"),
+    ],
+)
+def test_another_edition_of_what_keeps_it_running_restarts_it(how: Supervision, why: str) -> None:
+    saved = state()
+
+    def kept_by(edition: str) -> DeploymentState:
+        kept_now = saved
+        for record in saved.processes.values():
+            kept_now = kept_now.with_process(replace(record, supervision=how, keeper=edition))
+        return kept_now
+
+    host = saved.processes["decode-0"].host
+    there = replace(RUNNING, supervision={host: how})
+    assert not planned(there, kept_by(edition_of(how))).changes
+    # An older pdctl did not say by which.
+    assert not planned(there, kept_by("")).changes
+    other = planned(there, kept_by("0123456789ab"))
+    assert {step(other, f"stop-{name}").why for name in NAMES} == {why}
+    assert any(why in line for line in other.consent)
+
+
+def test_a_process_that_is_to_be_on_another_host_is_ended_there_and_started_here() -> None:
+    """Its command may be the same: a router listens on all addresses of whatever host it is on."""
+    saved = state()
+    there = saved.with_process(replace(saved.processes["router-0"], host="r1"))
+    plan = planned(RUNNING, there)
+    why = "the configuration changed: host: r1 → " + saved.processes["router-0"].host
+    assert step(plan, "stop-router-0").why == step(plan, "router-0").why == why
+    assert "this ends router-0, which serves now" in plan.consent
 
 
 def test_a_ttl_that_is_in_force_already_restarts_nothing() -> None:

@@ -156,9 +156,35 @@ def test_engines_that_move_go_with_their_routers_and_nobody_is_promised_anything
     fleet.ports = {"prefill-0": 8101, "decode-0": 8101}
     plan = fleet.plan()
     assert plan.consent[0].startswith("this replaces prefill-0 and decode-0 ")
+    assert (
+        "prefill-0 moves to 10.0.0.0 port 5600, 10.0.0.0 port 8101: it is not replaced engine by "
+        "engine"
+    ) in plan.consent
+    (meanwhile,) = [line for line in plan.consent if line.startswith("the routers send nothing")]
+    assert "to prefill-0 and decode-0 from the end of each until the routers" in meanwhile
+    assert "`target.start_timeout`: at most 5m" in meanwhile
     fleet.up()
     assert fleet.starts["router-0"] == 1
     assert todo(fleet.plan()) == ["verify"]
+
+
+def test_nobody_waits_for_routers_to_prove_what_they_cannot_find() -> None:
+    """They look for a moved engine where it was, until they are restarted after all engines."""
+    fleet = running(prefill=1, decode=1)
+    fleet.revision, fleet.ports = "r2", {"decode-0": 8101}
+    steps = todo(fleet.plan())
+    assert [step for step in steps if step.startswith("pairs-")] == []
+    assert steps.index("admit-prefill-0+decode-0") < steps.index("stop-router-0")
+    fleet.up()
+    assert todo(fleet.plan()) == ["verify"]
+
+    fleet = running(prefill=2, decode=1)
+    fleet.seqs, fleet.ports = {"prefill": "2"}, {"decode-0": 8101}
+    assert [step for step in todo(fleet.plan()) if step.startswith("pairs-")] == []
+    fleet = running(prefill=2, decode=2)
+    fleet.seqs, fleet.ports = {"prefill": "2"}, {"decode-0": 8101}
+    proven = [step for step in todo(fleet.plan()) if step.startswith("pairs-")]
+    assert proven == ["pairs-prefill-0", "pairs-prefill-1"]
 
 
 def test_routers_are_restarted_one_after_the_other() -> None:

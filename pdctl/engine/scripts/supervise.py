@@ -63,7 +63,7 @@ class Supervisor:
                     "not started again"
                 )
                 return 1
-            self._say(f"{how}; next start in {wait:.0f} s")
+            self._say(f"{how}; it is started again in {wait:.0f} s")
             if self._is_ended_within(wait):
                 return 0
             wait = min(2 * wait, LONGEST_WAIT_S)

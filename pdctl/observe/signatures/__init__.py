@@ -3,8 +3,9 @@
 from pdctl.observe.signatures.engine import ENGINE
 from pdctl.observe.signatures.model import Signature
 from pdctl.observe.signatures.reuse import REUSE
+from pdctl.observe.signatures.supervisor import SUPERVISOR
 from pdctl.observe.signatures.transport import TRANSPORT
 
-SIGNATURES: tuple[Signature, ...] = (*REUSE, *ENGINE, *TRANSPORT)
+SIGNATURES: tuple[Signature, ...] = (*REUSE, *ENGINE, *TRANSPORT, *SUPERVISOR)
 """Every signature. Where a line could be several, the first in this order is it."""
 BY_ID: dict[str, Signature] = {signature.id: signature for signature in SIGNATURES}

@@ -13,6 +13,7 @@ EXAMPLE = "2026-11-29 15:29:10 [INFO] disagg_proxy: "
 OURS = "2026-11-29 15:29:10,123 [INFO] demo pdctl.router: "
 OURS_WARN = OURS.replace("INFO", "WARNING")
 OURS_ERR = OURS.replace("INFO", "ERROR")
+OWN = "WARNING 11-29 15:29:23 [pdctl supervise] "
 ID = "a127c9ca-e1ec-46b1-935b-e8693aaabce9"
 P, D = "http://10.0.0.1:8100", "http://10.0.0.2:8200"
 LOAD = (
@@ -270,6 +271,19 @@ POSITIVE: dict[str, list[str]] = {
         "RuntimeError: Engine core initialization failed. See root cause above. Failed core "
         "proc(s): {}",
     ],
+    "supervisor.restarted": [
+        OWN + "decode-0 ended with SIGKILL after 812 s; it is started again in 1 s",
+        OWN + "prefill-12 ended with status 1 after 3 s; it is started again in 60 s",
+        OWN + "router-0 ended with signal 77 after 0 s; it is started again in 2 s",
+    ],
+    "supervisor.gave_up": [
+        OWN + "decode-0 ended with status 1 after 9 s; 5 starts within 600 s did not last, so it "
+        "is not started again",
+    ],
+    "supervisor.no_start": [
+        OWN + "decode-0 cannot be started: No such file or directory: /opt/engine/bin/python",
+        OWN + "router-1 cannot be started: Permission denied: /opt/pdctl/pdctl/bin/python",
+    ],
     "engine.request.invalid": [
         "vllm.exceptions.VLLMValidationError: token_id(s) [99999] in logit_bias contain "
         "out-of-vocab token ids.",
@@ -449,6 +463,15 @@ NEAR: dict[str, list[str]] = {
     "engine.trim.assertion": ["assert num_decode_blocks <= 3"],
     "engine.dead": ["EngineCore encountered another"],
     "engine.start.failed": ["Engine initialization failed", "core initialization failed"],
+    "supervisor.restarted": [
+        OWN + "decode-0 runs as pid 7, which cannot be written down: [Errno 28] No space",
+        OWN + "decode-0 ended with SIGTERM after 812 s; it is started again in a while",
+    ],
+    "supervisor.gave_up": [
+        OWN + "decode-0 ended with status 1 after 9 s; it is started again in 8 s",
+        "5 starts within 600 s did not last, so it is not started again",
+    ],
+    "supervisor.no_start": ["the engine cannot be started: Permission denied: /opt/engine"],
     "engine.request.invalid": ["VLLMValidationError"],
     "cpu.memory.short": ["Available memory on node 0 (9.47/12.09 GiB) on startup is enough"],
     "engine.request.error": ["Request chatcmpl-1 failed during generation"],
