@@ -15,6 +15,7 @@ from pdctl.router.handle import Conversation, Handle, Scope
 from pdctl.router.legs import ClientWants, Harvest
 
 Settled = Literal["consumed", "unknown"]
+Kind = Literal["status", "unreachable", "timeout", "stream_error"]
 
 
 # What to do …
@@ -162,7 +163,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Keep:
-    """Put a handle into the store → list[Handle] that had to go for it.
+    """Put a handle into the store → None. What has to go for it is released.
 
     Attributes:
         fresh: it is of the turn that ends now, not one that is put back.
@@ -230,13 +231,15 @@ class Failure:
         status: HTTP status of the engine; 0 when it did not answer.
         kind: `status`, `unreachable`, `timeout` or `stream_error`.
         body, content_type: what it said, to be passed on.
+        unsent: the engine surely did not get the request.
     """
 
     status: int
-    kind: Literal["status", "unreachable", "timeout", "stream_error"]
+    kind: Kind
     body: bytes = b""
     content_type: str = "application/json"
     url: str = ""
+    unsent: bool = False
 
     @property
     def client_status(self) -> int:

@@ -17,7 +17,7 @@ from pdctl.base.explain import ADMIN_TENANT, REUSE_PATH, TTL_PATH
 from pdctl.base.words import one_line
 from pdctl.router.core import Policy
 from pdctl.router.front import error_answer
-from pdctl.router.giving import Shared, let_go
+from pdctl.router.giving import Shared, take_and_let_go
 from pdctl.router.keys import ApiKeys
 
 log = logging.getLogger("pdctl.router")
@@ -147,12 +147,10 @@ class ReuseSwitch:
         if min(self._policy.share, *self._policy.tenant_shares.values(), 1.0) == 1.0:
             return 0
         reuses = self._policy.reuses
-        taken = await self._shared.store.take_all(
+        taking = self._shared.store.take_all(
             lambda tenant, conversation: not reuses(tenant, conversation)
         )
-        for handle in taken:
-            let_go(self._shared, handle, "reuse_off")
-        return len(taken)
+        return await take_and_let_go(self._shared, taking, "reuse_off")
 
 
 def parse_ttl(raw: bytes) -> float:

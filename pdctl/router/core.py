@@ -277,6 +277,8 @@ class _Turn:
         )
         if self.decode is not None:
             yield MakeRoom(self.decode, self._decode_size())
+        elif self.claimed is None:
+            return None  # nobody could take what prefill made
         if self.claimed is None or prefill is None:
             return (yield from self._cold_prefill(prefill))
         answer = yield from self._reusing_prefill(self.claimed, prefill)
@@ -348,7 +350,7 @@ class _Turn:
         self.fleet.reuse_dropped(prefill, one.decode, one.engine_start, self.clock())
         if taken is None:
             return "taken"
-        yield from self._keep(taken)
+        yield Keep(taken)
         return "diverged"
 
     def _judge(self, one: Found) -> tuple[str, str]:
@@ -459,16 +461,17 @@ class _Turn:
     def _not_pulled(
         self, handle: Handle, prefill: str, failure: Failure
     ) -> Generator[Action, Any, None]:
-        if failure.refused:
+        if failure.refused or failure.unsent:
             # Before the engine saw it: the handle is as good as before.
             self.fleet.reuse_dropped(prefill, handle.decode, handle.engine_start, self.clock())
-            yield from self._keep(handle)
+            yield Keep(handle)
             self.claimed = None
-            return
-        yield Settle(handle, "unknown", failure.kind)
-        self.fleet.reuse_failed(prefill, handle.decode, handle.engine_start, self.clock())
-        self.report.retries.append(f"reuse_{failure.kind}")
-        self.report.reason = "prefill_failed_with_handle"
+        else:
+            yield Settle(handle, "unknown", failure.kind)
+            self.fleet.reuse_failed(prefill, handle.decode, handle.engine_start, self.clock())
+        if not failure.refused:
+            self.report.retries.append(f"reuse_{failure.kind}")
+            self.report.reason = "prefill_failed_with_handle"
 
     def _distrust(self) -> Generator[Action, Any, None]:
         """Prefill computed with other ids than it had said: wrong KV was pulled."""
@@ -614,7 +617,7 @@ class _Turn:
             yield self._release(harvest.kv, refused)
             return
         yield from self._supersede(handle)
-        yield from self._keep(handle, fresh=True, calls_tool=harvest.calls_tool)
+        yield Keep(handle, fresh=True, calls_tool=harvest.calls_tool)
 
     def _handle(self, harvest: Harvest, blocked: float) -> tuple[Handle | None, str]:
         assert harvest.kv is not None
@@ -657,13 +660,6 @@ class _Turn:
             "",
         )
 
-    def _keep(
-        self, handle: Handle, *, fresh: bool = False, calls_tool: bool = False
-    ) -> Generator[Action, Any, None]:
-        evicted: list[Handle] = yield Keep(handle, fresh, calls_tool)
-        for gone in evicted:
-            yield release_of(self.fleet, gone, "evicted")
-
     def _supersede(self, handle: Handle) -> Generator[Action, Any, None]:
         """Free what the new handle makes useless: handles of which it is a continuation.
 
@@ -702,9 +698,7 @@ def _prompt_ids(answer: Mapping[str, Any]) -> Ids | None:
 def _rough_length(body: Mapping[str, Any]) -> int:
     """Tokens of a prompt that was not rendered: at least its ids, else a byte each."""
     prompt = body.get("prompt")
-    if isinstance(prompt, list):
-        return len(prompt)
-    if isinstance(prompt, str):
+    if isinstance(prompt, list | str):
         return len(prompt)
     messages = body.get("messages")
     if not isinstance(messages, list):

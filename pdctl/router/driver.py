@@ -36,7 +36,7 @@ from pdctl.router.actions import (
     Settle,
     Take,
 )
-from pdctl.router.core import Turn
+from pdctl.router.core import Turn, release_of
 from pdctl.router.engines import Call
 from pdctl.router.fleet import Engine
 from pdctl.router.giving import Shared, let_go, make_room, note_start, release
@@ -188,9 +188,9 @@ class Driver:
                 return self._reply(action.failure)
             case Keep():
                 self._claimed = None
-                return await asyncio.shield(self._keep(action))
+                return await asyncio.shield(shared.background.run(self._keep(action)))
             case Release():
-                return shared.background.run(release(shared, action, self._headers))
+                return self._release(action)
             case Alarm():
                 shared.metrics.alarms.labels(action.kind).inc()
                 return log.error("ALARM %s: %s", action.kind, action.text)
@@ -378,12 +378,14 @@ class Driver:
             action.reason,
         )
 
-    async def _keep(self, action: Keep) -> list[Handle]:
-        handle = action.handle
-        await note_start(self._shared, handle)
-        evicted = await self._shared.store.put(handle)
+    async def _keep(self, action: Keep) -> None:
+        shared, handle = self._shared, action.handle
+        if not await note_start(shared, handle):
+            return
+        for gone in await shared.store.put(handle):
+            self._release(release_of(shared.fleet, gone, "evicted"))
         if action.fresh:
-            self._shared.leases.add(handle, time.monotonic(), self._active(action.calls_tool))
+            shared.leases.add(handle, time.monotonic(), self._active(action.calls_tool))
         log.debug(
             "conv=%s: cached D blocks (remote_request_id=%s, blocks=%d, tokens=%d)",
             one_line(handle.conversation.key),
@@ -391,8 +393,10 @@ class Driver:
             handle.blocks,
             handle.held.certain,
         )
-        await make_room(self._shared, handle.decode)
-        return evicted
+        await make_room(shared, handle.decode)
+
+    def _release(self, action: Release) -> None:
+        self._shared.background.run(release(self._shared, action, self._headers))
 
     def _active(self, calls_tool: bool) -> Callable[[], bool]:
         """Tells whether the client will be back: it has to, or it is still connected."""

@@ -21,7 +21,7 @@ from pdctl.base.words import one_line
 from pdctl.router.admin import Gate, WrongSetting, object_of
 from pdctl.router.fleet import Engine
 from pdctl.router.front import error_answer
-from pdctl.router.giving import Shared, let_go
+from pdctl.router.giving import Shared, take_and_let_go
 from pdctl.router.store import Total
 
 log = logging.getLogger("pdctl.router")
@@ -127,10 +127,8 @@ class EngineSwitch:
         return count
 
     async def _give_back(self, decode: str) -> int:
-        handles = await self._shared.store.take_least(decode, _ALL_TOKENS)
-        for handle in handles:
-            let_go(self._shared, handle, "drained")
-        return len(handles)
+        taking = self._shared.store.take_least(decode, _ALL_TOKENS)
+        return await take_and_let_go(self._shared, taking, "drained")
 
     def _set(self, settings: Settings) -> None:
         fleet = self._shared.fleet

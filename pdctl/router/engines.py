@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from pdctl.config.model import RouterLimits
-from pdctl.router.actions import Answer, Failure
+from pdctl.router.actions import Answer, Failure, Kind
 from pdctl.router.ids import dumps, loads
 from pdctl.router.wire import Client, Exchange, Response
 
@@ -181,10 +181,10 @@ class Call:
                     meanwhile()
                 response = await self._exchange.head()
                 body = await response.read()
-        except TimeoutError:
-            return Failure(0, "timeout", url=self._url)
-        except OSError:
-            return Failure(0, "unreachable", url=self._url)
+        except OSError as error:
+            silent = self.sent and isinstance(error, TimeoutError)
+            kind: Kind = "timeout" if silent else "unreachable"
+            return Failure(0, kind, url=self._url, unsent=not self.sent)
         return self._judged(response, body)
 
     def drop(self) -> None:

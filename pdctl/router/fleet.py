@@ -135,6 +135,7 @@ class Fleet:
 
     Attributes:
         decode_starts: by decode server, what its handles say of its present start.
+        ended_starts: those that another one has followed.
         prefixes: what each prefill server may have in its prefix cache.
     """
 
@@ -149,6 +150,7 @@ class Fleet:
         self.decode = {url: Engine(url, "decode", cell=named.get(url, "")) for url in decode}
         self.pairs = {(p, d): Pair(p, d) for p in self.prefill for d in self.decode}
         self.decode_starts: dict[str, str] = {}
+        self.ended_starts: set[str] = set()
         self.prefixes = PrefixMap()
         self._random = random.Random()
 
@@ -179,8 +181,8 @@ class Fleet:
             if generation:
                 self._reset_pairs(url)
 
-    def engine_up(self, url: str, *, start: str | None, block_size: int | None) -> bool:
-        """An engine answered. True when it is not the start that was known before."""
+    def engine_up(self, url: str, *, start: str | None, block_size: int | None) -> None:
+        """An engine answered. What was known of another start of it is void."""
         engine = self.engine(url)
         restarted = None not in (start, engine.start) and start != engine.start
         fresh = not engine.healthy or restarted
@@ -191,7 +193,6 @@ class Fleet:
         if fresh:
             self._reset_pairs(url)
             self.prefixes.forget(url)
-        return fresh
 
     def engine_down(self, url: str, why: str) -> bool:
         """An engine did not answer. True when it was healthy before."""

@@ -21,6 +21,7 @@ from pdctl.router.fleet import Fleet
 from pdctl.router.handle import Handle
 from pdctl.router.leases import Leases
 from pdctl.router.metrics import RouterMetrics
+from pdctl.router.patience import Patience
 from pdctl.router.store import HandleStore, Total
 
 log = logging.getLogger("pdctl.router")
@@ -44,10 +45,12 @@ class Background:
         return task
 
     async def drain(self, limit: float) -> None:
-        """Wait for what is running, at most `limit` seconds, then cancel it."""
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(set(self._tasks), timeout=limit)
+        """Wait for what runs and what that begins, at most `limit` seconds, then cancel it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while self._tasks:
+                    await asyncio.wait(set(self._tasks))
+        late = set(self._tasks)
         for task in late:
             task.cancel()
         if late:
@@ -71,16 +74,21 @@ class Shared:
     background: Background
     auditor: Auditor
     leases: Leases
+    patience: Patience
 
 
-async def note_start(shared: Shared, handle: Handle) -> None:
-    """A handle names the start of its engine; one of another start means all others are dead."""
-    known = shared.fleet.decode_starts.get(handle.decode)
-    if known != handle.engine_start:
-        shared.fleet.decode_starts[handle.decode] = handle.engine_start
-        if known is not None:
-            gone = await shared.store.forget_engine(handle.decode, handle.engine_start)
-            log.warning("%s was restarted: %d handles forgotten", handle.decode, gone)
+async def note_start(shared: Shared, handle: Handle) -> bool:
+    """Whether a handle is of its engine's present start; a new one means all others are dead."""
+    fleet, start = shared.fleet, handle.engine_start
+    if start in fleet.ended_starts:
+        return False
+    known = fleet.decode_starts.get(handle.decode)
+    fleet.decode_starts[handle.decode] = start
+    if known not in (None, start):
+        fleet.ended_starts.add(known)
+        gone = await shared.store.forget_engine(handle.decode, start)
+        log.warning("%s was restarted: %d handles forgotten", handle.decode, gone)
+    return True
 
 
 async def make_room(shared: Shared, decode: str) -> None:
@@ -93,13 +101,29 @@ async def make_room(shared: Shared, decode: str) -> None:
     )
     if missing <= 0:
         return
-    for handle in await shared.store.take_least(decode, missing):
-        let_go(shared, handle, "pressure")
+    await take_and_let_go(shared, shared.store.take_least(decode, missing), "pressure")
 
 
 def let_go(shared: Shared, handle: Handle, reason: str) -> None:
     """Have decode free a handle that was taken out of the store, in the background."""
     shared.background.run(release(shared, release_of(shared.fleet, handle, reason), {}))
+
+
+async def take_and_let_go(
+    shared: Shared, taking: Coroutine[Any, Any, list[Handle]], reason: str
+) -> int:
+    """Have decode free what is taken out of the store, also when who waits for that leaves.
+
+    Returns how many handles it was.
+    """
+
+    async def both() -> int:
+        handles = await taking
+        for handle in handles:
+            let_go(shared, handle, reason)
+        return len(handles)
+
+    return await asyncio.shield(shared.background.run(both()))
 
 
 async def let_all_go(shared: Shared, handles: Sequence[Handle]) -> None:

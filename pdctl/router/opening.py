@@ -54,7 +54,7 @@ class Opening:
         assert self._exchange is not None
         try:
             upstream = self.upstream = await self._exchange.head()
-            if upstream.status == 200 and _is_stream(upstream):
+            if upstream.status == 200 and upstream.content_type == "text/event-stream":
                 return await self._first_event(upstream)
             return await self._whole_answer(upstream)
         except OSError:
@@ -120,10 +120,6 @@ class Opening:
             return Failure(502, "stream_error", url=self.url)
         self.answer = answer
         return Opened(upstream.status)
-
-
-def _is_stream(upstream: Response) -> bool:
-    return upstream.headers.get("content-type", "").startswith("text/event-stream")
 
 
 def _is_no_answer(answer: Mapping[str, Any]) -> bool:

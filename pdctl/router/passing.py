@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import closing
 
 from aiohttp import web
@@ -12,6 +12,7 @@ from pdctl.base.sse import event_of
 from pdctl.router import legs
 from pdctl.router.front import error_answer
 from pdctl.router.giving import Shared
+from pdctl.router.relay import TOO_LONG
 from pdctl.router.wire import Response
 
 PASSED = (
@@ -101,7 +102,8 @@ async def _through(
 ) -> web.StreamResponse:
     limits = shared.limits
     try:
-        async with asyncio.timeout(limits.first_byte if request.method == "GET" else limits.total):
+        limit = limits.first_byte if request.method == "GET" else limits.total
+        async with shared.patience.limit(limit):
             body = raw if request.method == "POST" else None
             upstream = await shared.engines.send(request.method, url, body, sent)
             if upstream.content_type != "text/event-stream":
@@ -116,30 +118,48 @@ async def _through(
     except OSError:
         return error_answer(502, "The decode engine cannot be reached", "engine_unavailable")
     with closing(upstream):
-        return await _copy_stream(request, upstream, limits.idle)
+        return await _copy_stream(shared, request, upstream)
 
 
-async def _copy_stream(request: web.Request, upstream: Response, idle: float) -> web.StreamResponse:
+async def _copy_stream(
+    shared: Shared, request: web.Request, upstream: Response
+) -> web.StreamResponse:
+    limits = shared.limits
     response = web.StreamResponse(status=upstream.status, headers=_client_headers(upstream))
     await response.prepare(request)
+    try:
+        async with shared.patience.limit(limits.total):
+            last = await _copy(upstream, response, limits.idle)
+    except TimeoutError:
+        last = _error_event(TOO_LONG, "timeout", 504)
+    await _in_time(response.write_eof(last), limits.idle)
+    return response
+
+
+async def _copy(upstream: Response, response: web.StreamResponse, idle: float) -> bytes:
+    """Copy until decode ends. Returns what the client has to be told then."""
     while True:
         try:
             async with asyncio.timeout(idle):
                 chunk = await upstream.read_some()
         except OSError:
             text = "The decode engine broke off before the answer was complete"
-            chunk = event_of(legs.error_body(text, "decode_interrupted", 502, uuid.uuid4().hex))
-            await response.write(chunk)
-            break
+            return _error_event(text, "decode_interrupted", 502)
         if not chunk:
-            break
-        try:
-            async with asyncio.timeout(idle):
-                await response.write(chunk)
-        except TimeoutError as error:
-            raise ConnectionResetError("the client does not read") from error
-    await response.write_eof()
-    return response
+            return b""
+        await _in_time(response.write(chunk), idle)
+
+
+async def _in_time(writing: Awaitable[None], idle: float) -> None:
+    try:
+        async with asyncio.timeout(idle):
+            await writing
+    except TimeoutError as error:
+        raise ConnectionResetError("the client does not read") from error
+
+
+def _error_event(message: str, kind: str, code: int) -> bytes:
+    return event_of(legs.error_body(message, kind, code, uuid.uuid4().hex))
 
 
 def _client_headers(upstream: Response) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pdctl.router.wire import Response
 
 log = logging.getLogger("pdctl.router")
 
+TOO_LONG = "The answer took longer than the router allows"
 _WORTH_NOTING_S = 0.001
 # Less than what asyncio buffers for a connection before it makes its writer wait.
 _NO_WAIT_BYTES = 2**15
@@ -101,10 +102,7 @@ class StreamRelay:
 
     async def end_late(self) -> None:
         """End an answer that took too long."""
-        said = "The answer took longer than the router allows"
-        await self._write(self._error(said, "timeout", 504))
-        assert self._response is not None
-        await self._response.write_eof()
+        await self._write(self._error(TOO_LONG, "timeout", 504), last=True)
 
     def left(self) -> Relayed | None:
         """What there is to know when the client left; None when decode had not finished."""

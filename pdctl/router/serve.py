@@ -80,7 +80,7 @@ async def serving(router: Router) -> AsyncIterator[str]:
         host, port = runner.addresses[0][:2]
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
-        router.drain()
+        router.shared.patience.end()
         await runner.cleanup()
 
 

@@ -27,7 +27,7 @@ from pdctl.router.engine_switch import EngineSwitch
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
 from pdctl.router.front import error_answer, let_browsers_in
-from pdctl.router.giving import Background, Shared, let_all_go, let_go
+from pdctl.router.giving import Background, Shared, let_all_go, take_and_let_go
 from pdctl.router.handle import Conversation
 from pdctl.router.kept_ttl import read_ttl, write_ttl
 from pdctl.router.keys import ApiKeys, KeyFile
@@ -35,6 +35,7 @@ from pdctl.router.leases import Leases
 from pdctl.router.memory import MemoryStore
 from pdctl.router.metrics import RouterMetrics
 from pdctl.router.passing import PASSED, body_of, engine_headers, header_text, pass_on
+from pdctl.router.patience import Patience
 from pdctl.router.requestlog import RequestLog
 from pdctl.router.settings import RouterSettings
 from pdctl.router.store import HandleStore
@@ -46,6 +47,7 @@ log = logging.getLogger("pdctl.router")
 _LONGEST_ID = 256
 _KEYS_EVERY_S = 3.0
 _LEVELS_WRITTEN = 200
+_LAST_WORK_S = 5.0
 _TENANT = web.RequestKey("tenant", str)
 # What load balancers and scrapers ask without a key, as they do of the engines.
 _OPEN_PATHS = ("/health", "/ready", "/metrics")
@@ -86,9 +88,9 @@ class Router:
             background=Background(),
             auditor=Auditor(engines, fleet, metrics, floor=settings.audit_floor),
             leases=Leases(settings.renew_idle),
+            patience=Patience(limits.drain),
         )
         self.watcher = Watcher(self.shared, self.policy)
-        self.draining = False
         self._key_file = key_file
         self._api_keys = key_file.keys if key_file else api_keys
         gate = Gate(lambda: self._api_keys, lambda request: request.get(_TENANT, ""))
@@ -100,7 +102,6 @@ class Router:
         self._in_flight = 0
         self._last_work = time.monotonic()
         self.shared.metrics.in_flight.set_function(lambda: self._in_flight)
-        self._limits_running: set[asyncio.Timeout] = set()
         self.log = RequestLog(
             settings.request_log,
             max_bytes=settings.request_log_mib * 2**20,
@@ -159,12 +160,9 @@ class Router:
             explain=request.headers.get(EXPLAIN_HEADER) == "1",
         )
         arrived, began = time.time(), time.monotonic()
-        limits = self.settings.limits
-        limit = asyncio.timeout(limits.drain if self.draining else limits.total)
-        self._limits_running.add(limit)
         report = Report()
         try:
-            async with limit:
+            async with self.shared.patience.limit(self.settings.limits.total):
                 await driver.run(
                     run_turn(turn, self.shared.fleet, self.policy, time.monotonic, report)
                 )
@@ -177,8 +175,10 @@ class Router:
             if begun is None:
                 raise
             return begun
+        except Exception:
+            report.status = 500
+            raise
         finally:
-            self._limits_running.discard(limit)
             self._tell(turn, report, driver, arrived, time.monotonic() - began)
             driver.told(report)
         assert driver.response is not None
@@ -245,10 +245,13 @@ class Router:
         return web.Response()
 
     async def _ready(self, request: web.Request) -> web.Response:
-        ready = self.shared.fleet.ready() and not self.draining
+        ready = self._is_ready()
         # Where clients need keys, addresses of engines are not for who has none.
         said = {"ready": ready} if self._api_keys is not None else await self.state()
         return web.json_response(said, status=200 if ready else 503)
+
+    def _is_ready(self) -> bool:
+        return self.shared.fleet.ready() and not self.shared.patience.ending
 
     async def _state(self, request: web.Request) -> web.Response:
         return web.json_response(await self.state())
@@ -260,17 +263,16 @@ class Router:
 
     async def _forget(self, request: web.Request) -> web.Response:
         tenant = request.get(_TENANT, "")
-        taken = await self.shared.store.take_conversation(tenant, request.match_info["id"])
-        for handle in taken:
-            let_go(self.shared, handle, "deleted")
-        return web.json_response({"released": len(taken)})
+        taking = self.shared.store.take_conversation(tenant, request.match_info["id"])
+        released = await take_and_let_go(self.shared, taking, "deleted")
+        return web.json_response({"released": released})
 
     async def state(self) -> dict[str, Any]:
         """What `/pdctl/v1/state` and `/ready` say."""
         fleet = self.shared.fleet
         totals = await self.shared.store.totals()
         return {
-            "ready": fleet.ready() and not self.draining,
+            "ready": self._is_ready(),
             "version": __version__,
             "idle_s": round(time.monotonic() - self._last_work, 1),
             "ttl": self.policy.ttl,
@@ -344,9 +346,10 @@ class Router:
         except TimeoutError:
             metrics.count_request(path, 504)
             return error_answer(504, "The request took longer than the router allows", "timeout")
-        except (asyncio.CancelledError, ConnectionError):
+        except (asyncio.CancelledError, ConnectionError) as error:
             metrics.count_request(path, 499)
-            raise
+            # Who left or does not read is no error of ours, which aiohttp would log as one.
+            raise asyncio.CancelledError from error
         except Exception:
             metrics.count_request(path, 500)
             if request.writer.output_size:
@@ -370,18 +373,12 @@ class Router:
             self._key_file.reread()
             self._api_keys = self._key_file.keys
 
-    def drain(self) -> None:
-        """Give what runs its last seconds, so that it ends with words and not in silence."""
-        self.draining = True
-        last = asyncio.get_running_loop().time() + self.settings.limits.drain
-        for limit in self._limits_running:
-            limit.reschedule(min(last, limit.when() or last))
-
     async def _stop(self, app: web.Application) -> None:
         self.watcher_task.cancel()
         self._keys_task.cancel()
         self.shared.auditor.stop()
-        await self.shared.background.drain(self.settings.limits.drain)
+        # Requests may have used up the time; what they left behind is short.
+        await self.shared.background.drain(max(self.shared.patience.left(), _LAST_WORK_S))
         await let_all_go(self.shared, await self.shared.store.close())
         await self.shared.engines.close()
         self.log.close()

@@ -77,7 +77,8 @@ class Watcher:
             await asyncio.sleep(interval)
 
     async def _renew(self) -> None:
-        await self._renewer.round(time.monotonic, self._policy.ttl)
+        # Not waited for: a server that is silent must not hold up what is due on others.
+        self._shared.background.run(self._renewer.round(time.monotonic, self._policy.ttl))
 
     async def _keep_house(self) -> None:
         await self.sweep()
@@ -144,7 +145,6 @@ class Watcher:
         if engine.role == "decode":
             # A dead engine holds nothing, and there is nobody to release it.
             gone = await self._shared.store.forget_engine(engine.url)
-            self._shared.fleet.decode_starts.pop(engine.url, None)
             if gone:
                 log.warning("%d handles to %s forgotten", gone, engine.url)
 

@@ -439,8 +439,8 @@ class Client:
         """
         begin = url.index("/", url.index("://") + 3)
         base = url[:begin]
-        connection = self._idle(base) or await self._open(base)
         head = _head(method, url[begin:], base[base.index("://") + 3 :], body, headers)
+        connection = self._idle(base) or await self._open(base)
         return connection.ask(head, body or b"")
 
     async def send(

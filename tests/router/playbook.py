@@ -201,4 +201,4 @@ class Playbook:
         tokens = len(prompt) + len(generated) - 1
         self.expect(Relay, Relayed(a_harvest(generated, d_params(tokens))))
         self.expect(Find, [])
-        return self.expect(Keep, []).handle
+        return self.expect(Keep).handle

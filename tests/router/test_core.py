@@ -185,14 +185,27 @@ def test_a_refused_request_does_not_cost_the_handle() -> None:
     book.finds(NEXT, old)
     book.expect(Take, old)
     book.expect(Prefill, Failure(400, "status", b"too long", url=P))
-    least = a_handle(PROMPT, ANSWER, request="least")
-    assert book.expect(Keep, [least]).handle == old
-    assert book.expect(Release).params["remote_request_id"] == "least"
+    assert book.expect(Keep).handle == old
     book.expect(Prefill, Failure(400, "status", b"too long", url=P))
     leg = book.expect(OpenDecode, Failure(400, "status", b"too long", url=D))
     assert "kv_transfer_params" not in leg.body
     assert book.expect(Reply).failure.body == b"too long"
     assert book.ended().status == 400
+
+
+def test_a_prefill_that_was_not_reached_does_not_cost_the_handle() -> None:
+    book = Playbook()
+    old = a_handle(PROMPT, ANSWER)
+    book.finds(NEXT, old)
+    book.expect(Take, old)
+    book.expect(Prefill, Failure(0, "unreachable", url=P, unsent=True))
+    keep = book.expect(Keep)
+    assert (keep.handle, keep.fresh) == (old, False)
+    assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
+    book.expect(OpenDecode, Opened(200))
+    report = book.expect(Relay, Relayed(a_harvest([1], None))).report
+    assert report.retries == ["reuse_unreachable"]
+    assert book.fleet.reuse_refused(P, D, "e1", 0.0) is None
 
 
 def test_ids_that_prefill_did_not_use_are_an_alarm_and_the_turn_is_redone_cold() -> None:
@@ -290,6 +303,15 @@ def test_the_only_decode_being_dead_is_said_at_once() -> None:
     book.expect(OpenDecode, GONE)
     assert book.expect(Reply).failure == GONE
     assert book.ended().status == 502
+
+
+def test_without_decode_prefill_computes_nothing() -> None:
+    fleet = a_fleet()
+    fleet.engine_down(D, "does not answer")
+    book = Playbook(fleet=fleet)
+    book.expect(Know, False)
+    book.expect(Reply)
+    assert book.ended().status == 503
 
 
 def test_a_silent_decode_is_not_tried_twice() -> None:
@@ -612,10 +634,8 @@ def test_a_handle_whose_tokens_are_others_after_all_is_put_back() -> None:
     book.expect(Render, Ids(NEXT))
     book.expect(Find, [Found.of(other, ids(*NEXT))._replace(equal=9)])
     book.expect(Take, other)
-    least = a_handle(PROMPT, ANSWER, request="least")
-    keep = book.expect(Keep, [least])
+    keep = book.expect(Keep)
     assert (keep.handle, keep.fresh) == (other, False)
-    assert book.expect(Release).params["remote_request_id"] == "least"
     assert not book.expect(Prefill, p_answer(NEXT)).carries_handle
 
 

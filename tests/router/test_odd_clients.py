@@ -441,6 +441,32 @@ async def test_who_leaves_while_a_handle_is_kept_does_not_stop_that(
         assert (await store.totals())[w.d.url].handles == len(w.d.held) == 1
 
 
+async def test_who_leaves_while_room_is_made_leaves_nothing_on_decode(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What a store on a network has given out is nowhere else."""
+    async with calm(caplog) as w:
+        await w.ask([user(LONG)])
+        store = w.router.shared.store
+        take_least, taken, go = store.take_least, asyncio.Event(), asyncio.Event()
+
+        async def slow(*args: Any) -> Any:
+            handles = await take_least(*args)
+            taken.set()
+            await go.wait()
+            return handles
+
+        store.take_least = slow  # type: ignore[method-assign]
+        w.router.shared.fleet.decode[w.d.url].capacity_tokens = 4
+        task = asyncio.create_task(w.ask([user("something else")], conversation_id="other"))
+        await taken.wait()
+        task.cancel()
+        await w.until(lambda: w.router._in_flight == 0)
+        go.set()
+        await w.until(lambda: not w.router.shared.background._tasks)
+        assert (len(w.d.held), len(w.p.released)) == (0, 1)
+
+
 async def test_who_leaves_with_a_claimed_handle_leaves_it_to_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -604,11 +630,32 @@ async def test_what_runs_too_long_after_a_stop_ends_with_words(
         w.d.fault = (lambda request, body: asyncio.sleep(5)) if not stream else None
         task = asyncio.create_task(w.ask([user(LONG)], stream=stream))
         await w.until(lambda: len(w.d.seen) == 1)
-        w.router.drain()
+        w.router.shared.patience.end()
         status, answer, _ = await task
         assert status == (200 if stream else 504)
         said = json.loads(answer.decode().strip().split("\n\n")[-1][6:]) if stream else answer
         assert said["error"]["type"] == "timeout"
+
+
+async def test_a_stop_while_an_answer_that_took_too_long_waits_for_its_client(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit has passed and cannot be moved; and who does not read does not hold up the end."""
+    blocked = asyncio.Event()
+
+    async def never(*args: Any) -> None:
+        blocked.set()
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(relay, "_NO_WAIT_BYTES", 0)
+    monkeypatch.setattr(relay._Stream, "write_eof", never)
+    async with calm(caplog, limits={"total": 0.3, "idle": 0.5}) as w:
+        w.d.words, w.d.gap = 1000, 0.02
+        task = asyncio.create_task(w.ask([user(LONG)], stream=True))
+        await blocked.wait()
+        w.router.shared.patience.end()
+        await w.until(lambda: w.router._in_flight == 0)
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def test_the_router_takes_as_many_files_as_it_may(caplog: pytest.LogCaptureFixture) -> None:

@@ -338,6 +338,32 @@ async def test_a_passed_request_has_limits(caplog: pytest.LogCaptureFixture) -> 
         assert (status, json.loads(raw)["error"]["code"]) == (504, 504)
 
 
+@pytest.mark.parametrize("stops", [False, True])
+async def test_a_passed_answer_that_goes_on_for_ever_ends_with_words(
+    stops: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        begun.set()
+        while True:
+            await response.write(b"data: 1\n\n")
+            await asyncio.sleep(0.01)
+
+    async with calm(caplog, limits={"total": 60 if stops else 0.3, "drain": 0.3}) as w:
+        w.d.passed = endless
+        task = asyncio.create_task(post(w, {}, "/v1/responses"))
+        await begun.wait()
+        if stops:
+            w.router.shared.patience.end()
+        async with asyncio.timeout(5):
+            status, raw = await task
+        assert status == 200
+        assert json.loads(raw.strip().split(b"\n\n")[-1][6:])["error"]["type"] == "timeout"
+
+
 @pytest.mark.parametrize("abort", [False, True])
 async def test_a_passed_answer_that_breaks_off(
     abort: bool, caplog: pytest.LogCaptureFixture

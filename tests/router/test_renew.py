@@ -217,6 +217,20 @@ async def test_who_waits_for_room_comes_first() -> None:
         assert len(w.d.renewals) == 1
 
 
+async def test_a_decode_server_that_is_silent_holds_up_no_other() -> None:
+    """Each round asks for what is due then, whatever the one before still waits for."""
+    rounds, go = [], asyncio.Event()
+
+    async def silent(clock: Callable[[], float], ttl: float) -> None:
+        rounds.append(clock())
+        await go.wait()
+
+    async with renewing() as w:
+        w.router.watcher._renewer.round = silent  # type: ignore[method-assign]
+        await w.until(lambda: len(rounds) >= 2)
+        go.set()
+
+
 async def test_an_engine_that_is_drained_or_gone_is_not_asked() -> None:
     async with renewing() as w:
         await begun(w)

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from pdctl.config.model import RouterLimits
 from pdctl.router.keys import ApiKeys, KeyFile, parse_keys
+from pdctl.router.memory import MemoryStore
 from pdctl.router.serve import serving
 from pdctl.router.server import Router
 from pdctl.router.settings import RouterSettings
@@ -394,6 +395,46 @@ async def test_handles_of_another_start_are_forgotten() -> None:
         assert state["engines"][1]["engine_start"] == "start2"
 
 
+async def test_a_late_handle_of_a_start_that_is_over_is_not_kept() -> None:
+    """A client may read the end of an answer long after its engine was restarted."""
+    async with world() as w:
+        for start in ("start1", "start2", "start1"):
+            w.d.start_id = start
+            await w.ask([user(LONG)], conversation_id=f"{len(w.d.seen)}")
+        state = await w.router.state()
+        assert state["handles"] == 1
+        assert state["engines"][1]["engine_start"] == "start2"
+
+
+async def test_what_has_to_go_for_a_handle_is_given_back() -> None:
+    async with world() as w:
+        w.router.shared.store = MemoryStore(max_handles=1)
+        for name in ("a", "b"):
+            await w.ask([user(f"{LONG} {name}")], conversation_id=name)
+        await w.until(lambda: w.router.shared.metrics.releases.labels("evicted")._value.get() == 1)
+        assert (len(w.d.held), len(w.p.released)) == (1, 1)
+
+
+async def test_a_prefill_that_cannot_be_reached_does_not_cost_the_handle() -> None:
+    async with world() as w:
+        _, first, _ = await w.ask([user(LONG)])
+        client = w.router.shared.engines._client
+        begin = client.begin
+
+        async def down(method: str, url: str, *args: Any) -> Any:
+            if url.startswith(f"{w.p.url}/v1/"):
+                raise ConnectionRefusedError
+            return await begin(method, url, *args)
+
+        client.begin = down  # type: ignore[method-assign]
+        history = [user(LONG), answered(first), user("more")]
+        status, _, told = await w.ask(history)
+        assert (status, told["retries"][0]) == (200, "reuse_unreachable")
+        client.begin = begin  # type: ignore[method-assign]
+        status, _, told = await w.ask(history)
+        assert (status, told["outcome"]) == (200, "HIT")
+
+
 async def test_data_parallel_ranks_are_not_restarts() -> None:
     async with world() as w:
         w.d.start_id = "e_dp0"
@@ -507,6 +548,17 @@ async def test_a_turn_whose_client_left_is_in_the_log_too(tmp_path: Path) -> Non
         await w.until(path.exists)
     line = json.loads(path.read_text())
     assert (line["conversation_id"], line["status"]) == ("gone", 499)
+
+
+async def test_a_turn_that_fails_by_a_bug_is_in_the_log_as_such(tmp_path: Path) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    path = tmp_path / "requests.jsonl"
+    async with world(request_log=path) as w:
+        w.router.shared.store.knows = broken  # type: ignore[method-assign]
+        status, _, _ = await w.ask([user(LONG)])
+    assert status == json.loads(path.read_text())["status"] == 500
 
 
 async def test_a_running_answer_survives_the_stop_of_the_router() -> None:
