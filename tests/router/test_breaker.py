@@ -36,13 +36,14 @@ async def test_one_turn_tries_and_the_others_run_cold(monkeypatch: pytest.Monkey
         _, _, told = await w.ask(turns["b"], conversation_id="b")
         assert told["reason"] == "pair_paused"
         await asyncio.sleep(0.2)
-        tried = 0
+        tried, before = 0, len(w.d.seen)
 
         async def works_slowly(request: web.Request, body: dict[str, Any]) -> None:
+            """Until the other turn is at decode."""
             nonlocal tried
             if carries_handle(body):
                 tried += 1
-                await asyncio.sleep(0.1)
+                await w.until(lambda: len(w.d.seen) > before)
 
         w.p.fault = works_slowly
         both = await asyncio.gather(
