@@ -22,6 +22,9 @@ ADMIN_TENANT = "admin"
 IGNORES_HANDLES = "prefill does nothing with a handle"
 """How the router's reason for a pair begins when prefill seems to have the flag off."""
 
+PAIR_NOT_PROVEN = "pair_not_proven"
+"""Of a turn whose handle was of a pair that no probe has proven, or not since a restart."""
+
 Outcome = Literal["HIT", "PARTIAL", "MISS", "OFF"]
 
 

@@ -16,7 +16,7 @@ import aiohttp
 
 from pdctl.base.errors import PermissionDeniedError, UnreachableError
 from pdctl.base.events import Listener, StepProgress, StepWaiting, ignore
-from pdctl.base.explain import IGNORES_HANDLES
+from pdctl.base.explain import IGNORES_HANDLES, PAIR_NOT_PROVEN
 from pdctl.base.facts import EngineMetrics, PairFacts, RouterFacts
 from pdctl.base.process import RoleName
 from pdctl.observe.endpoints import Endpoint, Endpoints
@@ -100,6 +100,14 @@ def _is_contradicted(evidence: Evidence) -> bool:
     )
 
 
+def _was_overtaken(evidence: Evidence, before: RouterFacts) -> bool:
+    """The router had a pair before the turns and none during them: it looks once in a second, and
+    an engine can be restarted in less than that."""
+    told = evidence.second.explanation if evidence.second else None
+    had = any(pair.ok for pair in before.pairs)
+    return had and told is not None and told.reason == PAIR_NOT_PROVEN
+
+
 def _without_pair(endpoints: Endpoints, facts: RouterFacts) -> Iterator[str]:
     for engine in endpoints.engines:
         urls = (engine.known_as or engine.url, engine.url)
@@ -139,6 +147,10 @@ class _Run:
     async def report(self) -> VerifyReport:
         facts, router = await self._everything_answers()
         evidence = await self._evidence(facts, router)
+        if _was_overtaken(evidence, router):
+            self._tell("the router saw an engine's restart only now: once more, when it has a pair")
+            facts, router = await self._everything_answers()
+            evidence = await self._evidence(facts, router)
         if _is_contradicted(evidence) and (later := await self._second_look()) is not None:
             evidence = await self._evidence(facts, later)
         return judge(evidence)

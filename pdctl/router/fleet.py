@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pdctl.base.explain import PAIR_NOT_PROVEN
 from pdctl.router.prefixes import PrefixMap
 
 EngineRole = Literal["prefill", "decode"]
@@ -292,7 +293,7 @@ class Fleet:
         if self.decode[decode].drained:
             return "drained"
         if pair.verdict != "ok":
-            return "pair_not_proven"
+            return PAIR_NOT_PROVEN
         pause = pair.pauses.get(start)
         return "pair_paused" if pause is not None and now < pause.until else None
 

@@ -345,6 +345,23 @@ async def test_a_dead_engine_is_not_waited_for_as_long_as_a_look() -> None:
 IGNORES = "prefill does nothing with a handle: bidirectional_kv_xfer is not true there"
 
 
+async def test_a_restart_that_the_router_sees_only_between_the_turns_is_waited_for() -> None:
+    async with fake_pair() as pair:
+
+        def overtake(event: Event) -> None:
+            if isinstance(event, StepProgress) and event.text.startswith("turn 2:"):
+                first = len(pair.router.turns) == 1
+                pair.router.canary = "not probed yet" if first else ""
+                pair.router.reason = "pair_not_proven" if first else "continued"
+
+        async def sleep(seconds: float) -> None:
+            pair.router.canary = ""
+
+        report = await verify(pair.endpoints, QUICK, listen=overtake, sleep=sleep)
+    assert report.ok
+    assert len(pair.router.turns) == 2 * 5  # two turns, the cold run and a chat of two, twice
+
+
 @pytest.mark.parametrize("recovers", [True, False])
 async def test_a_router_that_wrongly_holds_a_flag_for_off_is_given_its_second_look(
     recovers: bool,
