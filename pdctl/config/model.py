@@ -311,7 +311,8 @@ class LocalTarget(Section):
     """Ports of decode."""
     start_timeout: PositiveSeconds = 300.0
     """How long an engine may take to become healthy."""
-    stop_timeout: PositiveSeconds = 20.0
+    # More than `router.limits.drain`, which a router may use up, and then gives handles back.
+    stop_timeout: PositiveSeconds = 45.0
     """How long a process may take to end after SIGTERM, before SIGKILL."""
     drain_timeout: PositiveSeconds = 600.0
     """How long requests may take to end on an engine that is drained, before `up` stops there."""
