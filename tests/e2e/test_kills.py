@@ -242,11 +242,12 @@ class Reaper:
         return kill
 
     async def _end(self, role: RoleName) -> None:
-        """-9, and gone: starting it again too early finds the dying one and takes it for alive."""
-        record = self._pair.record(role)
-        _signal(_tree(self._pair, role), signal.SIGKILL)
+        """-9, and gone with all its ports: starting it again too early finds the dying one and takes
+        it for alive, or its ports for somebody else's."""
+        record, tree = self._pair.record(role), _tree(self._pair, role)
+        _signal(tree, signal.SIGKILL)
         async with asyncio.timeout(10):
-            while self._pair.runs(record):
+            while self._pair.runs(record) or any(_is_alive(each) for each in tree):
                 await asyncio.sleep(0.02)
 
     async def start_again(self, kills: Sequence[Kill]) -> None:
@@ -330,6 +331,12 @@ def _tree(pair: Pair, role: RoleName) -> list[psutil.Process]:
     assert ref is not None
     server = psutil.Process(ref.pid)
     return [server, *server.children(recursive=True)]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
