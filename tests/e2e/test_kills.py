@@ -242,8 +242,8 @@ class Reaper:
         return kill
 
     async def _end(self, role: RoleName) -> None:
-        """-9, and gone with all its ports: starting it again too early finds the dying one and takes
-        it for alive, or its ports for somebody else's."""
+        """-9, and gone: who starts it again too early takes the dying one for alive, or its ports
+        for somebody else's."""
         record, tree = self._pair.record(role), _tree(self._pair, role)
         _signal(tree, signal.SIGKILL)
         async with asyncio.timeout(10):
