@@ -159,7 +159,7 @@ def test_what_a_local_pair_asks() -> None:
     want = wants["localhost"]
     assert (want.target, want.backends, want.on_cpu, want.gpus) == ("local", ("UCX",), True, 0)
     assert want.roles == ("prefill", "decode", "router")
-    assert want.engine_env == {"UCX_TLS": "tcp,self,sm"}
+    assert want.engine_env == {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp,self,sm"}
     assert [(p.process, p.kind) for p in want.ports] == [
         ("prefill-0", "http"),
         ("prefill-0", "side channel"),
@@ -230,5 +230,6 @@ def test_secrets_are_not_asked_with(tmp_path: Path) -> None:
     config = load_checked(file).config
     place = place_of(config)
     want = wants_of(config, place, render(config, place))["localhost"]
-    assert want.engine_env == {"UCX_LOG_LEVEL": "info", "UCX_TLS": "tcp,self,sm"}
+    with_lo = {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp,self,sm"}
+    assert want.engine_env == {"UCX_LOG_LEVEL": "info", **with_lo}
     assert b"s3cret" not in look_script(want)
