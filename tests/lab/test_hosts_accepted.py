@@ -13,8 +13,9 @@ _SOAK = (pytest.mark.soak, pytest.mark.timeout(1800))
 
 
 @pytest.mark.parametrize("site", ["stand-in", pytest.param("real", marks=_SOAK)], indirect=True)
-def test_every_step_passes_and_the_bundle_says_so(site: Site, tmp_path: Path) -> None:
-    site.operator.types("up", "--yes")
+def test_every_step_passes_and_the_bundle_says_so(
+    site: Site, running: Site, tmp_path: Path
+) -> None:
     before = {role["role"]: role["pid"] for role in site.operator.asks("status")["roles"]}
 
     bundle = tmp_path / "accept.tar.gz"
