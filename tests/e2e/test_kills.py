@@ -26,6 +26,7 @@ from pdctl.base.errors import PdctlError
 from pdctl.base.process import RoleName
 from pdctl.engine.choices import router_ttl
 from pdctl.observe.turns import Turn, TurnLimits, TurnTimeoutError
+from pdctl.targets.ports import find_holder
 from tests.e2e.harness import Pair, random_ids
 
 ROUTER_LIMITS = {
@@ -249,6 +250,10 @@ class Reaper:
         async with asyncio.timeout(10):
             while self._pair.runs(record) or any(_is_alive(each) for each in tree):
                 await asyncio.sleep(0.02)
+        async with asyncio.timeout(30):
+            for port in (record.port, record.side_channel_port):
+                while port and find_holder("127.0.0.1", port) is not None:
+                    await asyncio.sleep(0.1)
 
     async def start_again(self, kills: Sequence[Kill]) -> None:
         """What a supervisor does."""
