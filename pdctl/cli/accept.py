@@ -79,10 +79,9 @@ def accept(
     else:
         _show(report)
     ui.say(f"kept in {bundle}, without secrets; look through it before you give it away")
-    if report.ok:
-        _remember(bundle)
     if not report.ok:
         raise typer.Exit(int(ExitCode.BAD_ANSWER))
+    _remember(bundle)
 
 
 def _remember(bundle: Path) -> None:

@@ -9,6 +9,7 @@ from pdctl.base.awserrors import THROTTLED, AwsError
 from pdctl.base.awsfacts import DEPLOYMENT_TAG, LAUNCH_TAG, MADE_TAG, PROCESS_TAG
 from pdctl.base.errors import TemporaryError
 from pdctl.base.events import Listener, StepWaiting, ignore
+from pdctl.plan.ec2request import own_filters
 from pdctl.targets.ec2 import Ec2
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ def made_things(room: Ec2, deployment: str | None = None) -> list[Thing]:
 
 def made_instances(room: Ec2, deployment: str | None) -> list[Thing]:
     """Instances that pdctl made and that have not ended; those that are just ending count."""
-    found = room.all("describe_instances", "Reservations", Filters=_own(deployment))
+    found = room.all("describe_instances", "Reservations", Filters=own_filters(deployment))
     instances = (each for group in found for each in group.get("Instances") or ())
     things = [_thing("instance", "InstanceId", each) for each in instances]
     return [each for each in things if each.state != "terminated"]
@@ -92,14 +93,9 @@ OTHERS = {
 def made(room: Ec2, deployment: str | None, kind: str) -> list[Thing]:
     """Everything of one of the kinds in `OTHERS`."""
     operation, key, id = OTHERS[kind]
-    return [_thing(kind, id, item) for item in room.all(operation, key, Filters=_own(deployment))]
-
-
-def _own(deployment: str | None) -> list[dict[str, Any]]:
-    filters = [{"Name": "tag-key", "Values": [MADE_TAG]}]
-    if deployment is not None:
-        filters.append({"Name": f"tag:{DEPLOYMENT_TAG}", "Values": [deployment]})
-    return filters
+    return [
+        _thing(kind, id, item) for item in room.all(operation, key, Filters=own_filters(deployment))
+    ]
 
 
 def _thing(kind: str, id_key: str, item: Item) -> Thing:

@@ -7,7 +7,7 @@ without being done (`DryRun`).
 from collections.abc import Iterator
 
 from pdctl.base.awscall import AwsCall
-from pdctl.base.awsfacts import DEPLOYMENT_TAG, MADE_TAG, PROCESS_TAG
+from pdctl.base.awsfacts import MADE_TAG, PROCESS_TAG
 from pdctl.plan.ec2 import BLOCK_MARGIN_S, CloudPlan, Launch
 from pdctl.plan.ec2request import (
     client_token,
@@ -15,6 +15,7 @@ from pdctl.plan.ec2request import (
     group_request,
     inward_rules,
     outward_rules,
+    own_filters,
     run_request,
     tag_specifications,
     tags_of,
@@ -59,15 +60,8 @@ def calls(plan: CloudPlan, *, router_port: int, recorded: bool) -> Iterator[AwsC
     yield from _interfaces(plan)
 
 
-def _own(plan: CloudPlan) -> list[dict[str, object]]:
-    return [
-        {"Name": "tag-key", "Values": [MADE_TAG]},
-        {"Name": f"tag:{DEPLOYMENT_TAG}", "Values": [plan.name]},
-    ]
-
-
 def _by_tag(plan: CloudPlan, action: str, why: str) -> AwsCall:
-    return AwsCall(action, {"Filters": _own(plan)}, why)
+    return AwsCall(action, {"Filters": own_filters(plan.name)}, why)
 
 
 def _group(plan: CloudPlan, router_port: int) -> Iterator[AwsCall]:

@@ -26,6 +26,14 @@ def tags_of(plan: CloudPlan, run: str, **more: str) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in found.items()]
 
 
+def own_filters(deployment: str | None) -> list[dict[str, Any]]:
+    """For what pdctl made: of one deployment, or of all."""
+    filters = [{"Name": "tag-key", "Values": [MADE_TAG]}]
+    if deployment is not None:
+        filters.append({"Name": f"tag:{DEPLOYMENT_TAG}", "Values": [deployment]})
+    return filters
+
+
 def tag_specifications(
     kinds: Sequence[str], tags: Sequence[Mapping[str, str]]
 ) -> list[dict[str, Any]]:
