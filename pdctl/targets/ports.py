@@ -3,6 +3,7 @@
 import errno
 import random
 import socket
+import time
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,15 +18,30 @@ UNKNOWN_HOLDER = "another process"
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 20000  # above what services are usually given
 _TRIES = 64
+_ENDING_LIMIT_S = 30.0
+_POLL_S = 0.02
 
 
 def find_holder(address: str, port: int) -> str | None:
     """Who listens there, such as `pid 12 (python)`; None when the port can be bound.
 
+    A port that nobody seems to hold, while some process is ending, is looked at again until it has
+    ended: a killed server looks dead before it lets go of its port.
+
     Raises:
         UsageError: when the address is not one of this machine.
         PermissionDeniedError: when this user may not bind the port at all.
     """
+    until = time.monotonic() + _ENDING_LIMIT_S
+    while (holder := _holder(address, port)) == UNKNOWN_HOLDER and time.monotonic() < until:
+        if not any(stat.ends for stat in procfs.read_table().values()):
+            # It may have ended between the two looks.
+            return _holder(address, port)
+        time.sleep(_POLL_S)
+    return holder
+
+
+def _holder(address: str, port: int) -> str | None:
     try:
         with _bound(address, port):
             return None

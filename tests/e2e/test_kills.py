@@ -26,7 +26,6 @@ from pdctl.base.errors import PdctlError
 from pdctl.base.process import RoleName
 from pdctl.engine.choices import router_ttl
 from pdctl.observe.turns import Turn, TurnLimits, TurnTimeoutError
-from pdctl.targets.ports import find_holder
 from tests.e2e.harness import Pair, random_ids
 
 ROUTER_LIMITS = {
@@ -243,17 +242,12 @@ class Reaper:
         return kill
 
     async def _end(self, role: RoleName) -> None:
-        """-9, and gone: who starts it again too early takes the dying one for alive, or its ports
-        for somebody else's."""
+        """-9, and dead: who starts it again too early takes it for alive."""
         record, tree = self._pair.record(role), _tree(self._pair, role)
         _signal(tree, signal.SIGKILL)
         async with asyncio.timeout(10):
             while self._pair.runs(record) or any(_is_alive(each) for each in tree):
                 await asyncio.sleep(0.02)
-        async with asyncio.timeout(30):
-            for port in (record.port, record.side_channel_port):
-                while port and find_holder("127.0.0.1", port) is not None:
-                    await asyncio.sleep(0.1)
 
     async def start_again(self, kills: Sequence[Kill]) -> None:
         """What a supervisor does."""

@@ -30,6 +30,15 @@ time.sleep(0.1)
 print('up', flush=True)
 time.sleep(600)
 """
+# Its first thread ends, which makes it a zombie, while another holds the port for a while longer:
+# what a killed server of many gigabytes looks like.
+ENDING = """
+import ctypes, os, socket, threading, time
+listener = socket.create_server(('127.0.0.1', 0))
+threading.Thread(target=lambda: (time.sleep(1.5), os._exit(0))).start()
+print(listener.getsockname()[1], flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
 
 
 def spec_of(code: str, *args: str, env: dict[str, str] | None = None) -> ProcessSpec:

@@ -16,12 +16,12 @@ import pytest
 
 from pdctl.base.command import Command, command
 from pdctl.base.errors import NotFoundError, PdctlError, TemporaryError, UsageError
-from pdctl.base.process import MARK_ENV
+from pdctl.base.process import MARK_ENV, ProcessRef
 from pdctl.targets import procfs
 from pdctl.targets.base import Host
 from pdctl.targets.local import LocalHost
 from tests.targets.conftest import Start
-from tests.targets.programs import DEAF, FAMILY, SLEEP, spec_of, wait_for_text, wait_until
+from tests.targets.programs import DEAF, ENDING, FAMILY, SLEEP, spec_of, wait_for_text, wait_until
 
 
 def python(code: str) -> Command:
@@ -308,6 +308,29 @@ def test_a_ports_holder_is_named(host: Host) -> None:
         assert host.port_holder("0.0.0.0", port) == held
         assert host.port_holder("127.0.0.2", port) is None
     assert host.port_holder("127.0.0.1", port) is None
+
+
+@pytest.fixture
+def ending(start: Start, log: PurePosixPath) -> tuple[ProcessRef, int]:
+    """A process that has ended but for a thread, which holds this port."""
+    ref = start(ENDING)
+    wait_for_text(log, "\n")
+    wait_until(lambda: (stat := procfs.read_stat(ref.pid)) is not None and stat.ends)
+    return ref, int(Path(log).read_text())
+
+
+def test_a_port_is_free_when_who_held_it_has_ended(
+    host: Host, ending: tuple[ProcessRef, int]
+) -> None:
+    ref, port = ending
+    assert not host.alive(ref)
+    assert host.port_holder("127.0.0.1", port) is None
+
+
+def test_stop_waits_for_what_is_ending(host: Host, ending: tuple[ProcessRef, int]) -> None:
+    ref, port = ending
+    assert host.stop(ref, timeout=10)
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_a_chosen_port_is_free(host: Host) -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from pdctl.base.process import ProcessRef
@@ -27,8 +29,8 @@ def pids(
 
 
 def test_a_name_with_spaces_and_brackets_does_not_shift_the_fields() -> None:
-    line = "42 (a) b (c)) S 7 40 41 0 -1 4194560 2958 50326 0 9 1 2 33 11 20 0 1 0 70987 5124096"
-    assert parse_stat(line) == Stat(42, "a) b (c)", "S", 7, 40, 41, 70987)
+    line = "42 (a) b (c)) S 7 40 41 0 -1 4194560 2958 50326 0 9 1 2 33 11 20 0 3 0 70987 5124096"
+    assert parse_stat(line) == Stat(42, "a) b (c)", "S", 7, 40, 41, 70987, threads=3)
 
 
 @pytest.mark.parametrize("line", ["", "12", "12 (x", "12 (x) S 1 2"])
@@ -71,6 +73,10 @@ def test_a_member_seen_before_vouches_for_the_session_and_stays_one() -> None:
 def test_a_zombie_runs_nothing_but_still_holds_its_number() -> None:
     zombie = stat(100, group=100, session=100, start_ticks=500, state="Z")
     assert pids(zombie, stat(101, group=100, session=100)) == [101]
+
+
+def test_a_zombie_with_threads_left_still_holds_ports_and_memory() -> None:
+    assert pids(replace(LEADER, state="Z", threads=2)) == [100]
 
 
 def test_what_carries_the_mark_is_a_member_wherever_it_is() -> None:
