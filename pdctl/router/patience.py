@@ -40,6 +40,8 @@ class Patience:
 
     def end(self) -> None:
         """Give what runs its last seconds, so that it ends with words and not in silence."""
+        if self._end is not None:
+            return
         self._end = end = asyncio.get_running_loop().time() + self._last
         for limit in self._running:
             if not limit.expired():  # what is being cut off already cannot be moved

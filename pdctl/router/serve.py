@@ -17,13 +17,12 @@ from pdctl import __version__
 from pdctl.base.errors import TemporaryError
 from pdctl.router.front import Runner
 from pdctl.router.keys import KeyFile
-from pdctl.router.server import Router
+from pdctl.router.server import LAST_WORDS_S, Router
 from pdctl.router.settings import RouterSettings
 from pdctl.router.tracing import tracing_of
 
 log = logging.getLogger("pdctl.router")
 
-_LAST_WORDS_S = 0.5
 _OTHER_FILES = 100
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GC = (10_000, 20, 100)
@@ -60,8 +59,8 @@ async def serving(router: Router) -> AsyncIterator[str]:
         keepalive_timeout=router.settings.limits.idle,
         max_line_size=line,
         max_field_size=line,
-        # A little more, for the words that end what ran too long.
-        shutdown_timeout=router.settings.limits.drain + _LAST_WORDS_S,
+        # By then what runs has had its time.
+        shutdown_timeout=LAST_WORDS_S,
     )
     await runner.setup()
     site = web.TCPSite(runner, router.settings.host, router.settings.port)
@@ -80,8 +79,10 @@ async def serving(router: Router) -> AsyncIterator[str]:
         host, port = runner.addresses[0][:2]
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
-        router.shared.patience.end()
-        await runner.cleanup()
+        try:
+            await router.finish()
+        finally:
+            await runner.cleanup()
 
 
 async def run(

@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from pdctl.router.fleet import Fleet
 from pdctl.router.front import error_answer, let_browsers_in
 from pdctl.router.giving import Background, Shared, let_all_go, take_and_let_go
 from pdctl.router.handle import Conversation
+from pdctl.router.inflight import InFlight
 from pdctl.router.kept_ttl import read_ttl, write_ttl
 from pdctl.router.keys import ApiKeys, KeyFile
 from pdctl.router.leases import Leases
@@ -48,6 +50,8 @@ _LONGEST_ID = 256
 _KEYS_EVERY_S = 3.0
 _LEVELS_WRITTEN = 200
 _LAST_WORK_S = 5.0
+LAST_WORDS_S = 0.5
+"""What a router that stops gives what ran too long, to say so."""
 _TENANT = web.RequestKey("tenant", str)
 # What load balancers and scrapers ask without a key, as they do of the engines.
 _OPEN_PATHS = ("/health", "/ready", "/metrics")
@@ -99,9 +103,8 @@ class Router:
             TtlSwitch(self.shared, self.policy, gate, partial(write_ttl, file) if file else None),
             EngineSwitch(self.shared, gate, settings.engines_file),
         )
-        self._in_flight = 0
-        self._last_work = time.monotonic()
-        self.shared.metrics.in_flight.set_function(lambda: self._in_flight)
+        self.in_flight = InFlight()
+        self.shared.metrics.in_flight.set_function(lambda: self.in_flight.count)
         self.log = RequestLog(
             settings.request_log,
             max_bytes=settings.request_log_mib * 2**20,
@@ -274,7 +277,7 @@ class Router:
         return {
             "ready": self._is_ready(),
             "version": __version__,
-            "idle_s": round(time.monotonic() - self._last_work, 1),
+            "idle_s": round(time.monotonic() - self.in_flight.last_work, 1),
             "ttl": self.policy.ttl,
             "threshold": self.settings.threshold,
             "handles": sum(total.handles for total in totals.values()),
@@ -332,14 +335,12 @@ class Router:
             request[_TENANT] = tenant
         # All that engines work for; what says how the router is goes on.
         works = request.method == hdrs.METH_POST
-        if self._in_flight >= self.settings.limits.concurrent_requests and works:
+        if works and (refused := self._refusal()) is not None:
             metrics.count_request(path, 503)
-            busy = error_answer(503, "The router has all the requests it may have", "overloaded")
-            busy.headers["Retry-After"] = "1"
-            return busy
-        self._in_flight += 1
+            return refused
         try:
-            response = await handler(request)
+            with self.in_flight.one(works=works):
+                response = await handler(request)
         except web.HTTPException as error:
             metrics.count_request(path, error.status)
             return error_answer(error.status, error.reason, "invalid_request")
@@ -356,12 +357,30 @@ class Router:
                 raise
             log.exception("%s failed", path)
             return error_answer(500, "The router has a bug; its log says more", "internal_error")
-        finally:
-            self._in_flight -= 1
-            if works:
-                self._last_work = time.monotonic()
         metrics.count_request(path, response.status)
         return response
+
+    def _refusal(self) -> web.Response | None:
+        """What new work is told that the router will not do."""
+        if self.shared.patience.ending:
+            refused = error_answer(503, "The router is stopping", "stopping")
+            refused.force_close()
+        elif self.in_flight.count >= self.settings.limits.concurrent_requests:
+            refused = error_answer(503, "The router has all the requests it may have", "overloaded")
+        else:
+            return None
+        refused.headers["Retry-After"] = "1"
+        return refused
+
+    async def finish(self) -> None:
+        """Take no more work, and wait until what runs has ended or its last seconds are over.
+
+        It listens meanwhile, so that who asks `/ready` hears that it is not.
+        """
+        self.shared.patience.end()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.shared.patience.left() + LAST_WORDS_S):
+                await self.in_flight.no_work()
 
     async def _start(self, app: web.Application) -> None:
         self.watcher_task = asyncio.get_running_loop().create_task(self.watcher.run())

@@ -6,19 +6,23 @@ import logging
 import resource
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from pdctl.router import relay
 from pdctl.router.keys import parse_keys
 from pdctl.router.memory import MemoryStore
-from pdctl.router.serve import allow_many_files
+from pdctl.router.serve import allow_many_files, serving
+from pdctl.router.server import Router
+from pdctl.router.settings import RouterSettings
 from pdctl.router.store import Total
+from tests.router.fake import FakeEngine, running
 from tests.router.test_server import LONG, World, answered, user, world
 
 CHAT = "/v1/chat/completions"
@@ -31,7 +35,7 @@ async def calm(caplog: pytest.LogCaptureFixture, **settings: Any) -> AsyncIterat
     async with world(**settings) as w:
         yield w
         gauge = w.router.shared.metrics.in_flight
-        await w.until(lambda: gauge._value.get() == 0 and w.router._in_flight == 0)
+        await w.until(lambda: gauge._value.get() == 0 and w.router.in_flight.count == 0)
         for engine in w.router.shared.fleet.engines():
             await w.until(lambda engine=engine: engine.outstanding == 0)
     assert [r for r in caplog.records if r.exc_info and r.name != "fake"] == []
@@ -435,7 +439,7 @@ async def test_who_leaves_while_a_handle_is_kept_does_not_stop_that(
         task = asyncio.create_task(w.ask([user(LONG)], stream=True))
         await asked.wait()
         task.cancel()
-        await w.until(lambda: w.router._in_flight == 0)
+        await w.until(lambda: w.router.in_flight.count == 0)
         go.set()
         await w.until(lambda: not w.router.shared.background._tasks)
         assert (await store.totals())[w.d.url].handles == len(w.d.held) == 1
@@ -461,7 +465,7 @@ async def test_who_leaves_while_room_is_made_leaves_nothing_on_decode(
         task = asyncio.create_task(w.ask([user("something else")], conversation_id="other"))
         await taken.wait()
         task.cancel()
-        await w.until(lambda: w.router._in_flight == 0)
+        await w.until(lambda: w.router.in_flight.count == 0)
         go.set()
         await w.until(lambda: not w.router.shared.background._tasks)
         assert (len(w.d.held), len(w.p.released)) == (0, 1)
@@ -483,7 +487,7 @@ async def test_who_leaves_with_a_claimed_handle_leaves_it_to_nobody(
         task = asyncio.create_task(w.ask([user(LONG), answered(first), user("more")]))
         await asked.wait()
         task.cancel()
-        await w.until(lambda: w.router._in_flight == 0)
+        await w.until(lambda: w.router.in_flight.count == 0)
         store.totals = totals  # type: ignore[method-assign]
         await w.until(lambda: not w.d.held)
         assert (await totals())[w.d.url].handles == 0
@@ -525,7 +529,7 @@ async def test_the_handle_of_an_answer_that_nobody_read_is_found(
         await (ended if begun else begins).wait()
         await asyncio.sleep(0.05)
         task.cancel()
-        await w.until(lambda: w.router._in_flight == 0)
+        await w.until(lambda: w.router.in_flight.count == 0)
         left.set()
         await w.until(lambda: not w.router.shared.background._tasks)
         kept = (await w.router.shared.store.totals()).get(w.d.url, Total())
@@ -621,6 +625,42 @@ async def test_a_full_disk_costs_the_log_not_the_client(
 # The end of the router.
 
 
+async def test_a_router_that_stops_says_so_and_takes_no_more_work() -> None:
+    p, d = FakeEngine("prefill"), FakeEngine("decode")
+    p.peer, d.words, d.gap = d, 50, 0.02
+    async with running(p, d), aiohttp.ClientSession() as http, AsyncExitStack() as life:
+        router = Router(RouterSettings((p.url,), (d.url,), port=0))
+        w = World(await life.enter_async_context(serving(router)), router, p, d, http)
+        await router.watcher.look()
+        d.seen.clear()
+        turn = asyncio.create_task(w.ask([user(LONG)], stream=True))
+        await w.until(lambda: len(d.seen) == 1)
+
+        stopping = asyncio.create_task(life.pop_all().aclose())
+        await w.until(lambda: router.shared.patience.ending)
+        async with aiohttp.ClientSession() as another, another.get(f"{w.url}/ready") as answer:
+            assert answer.status == 503
+            assert not (await answer.json())["ready"]
+        async with http.post(f"{w.url}/v1/completions", json={"prompt": "x"}) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            assert answer.headers["Connection"] == "close"
+            assert (await answer.json())["error"]["type"] == "stopping"
+        assert not stopping.done()
+
+        status, words, _ = await turn
+        assert (status, words.count(b"data: ")) == (200, 52)  # the role before, the end after
+        async with asyncio.timeout(1):
+            await stopping
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await http.get(f"{w.url}/health")
+
+
+async def test_an_idle_router_stops_at_once() -> None:
+    router = Router(RouterSettings(("http://127.0.0.1:9",), ("http://127.0.0.1:9/d",), port=0))
+    async with asyncio.timeout(1), serving(router):
+        pass
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_runs_too_long_after_a_stop_ends_with_words(
     stream: bool, caplog: pytest.LogCaptureFixture
@@ -654,7 +694,7 @@ async def test_a_stop_while_an_answer_that_took_too_long_waits_for_its_client(
         task = asyncio.create_task(w.ask([user(LONG)], stream=True))
         await blocked.wait()
         w.router.shared.patience.end()
-        await w.until(lambda: w.router._in_flight == 0)
+        await w.until(lambda: w.router.in_flight.count == 0)
         await asyncio.gather(task, return_exceptions=True)
 
 
