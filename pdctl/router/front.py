@@ -4,8 +4,11 @@ aiohttp answers what it cannot read in plain text, before any handler of ours; c
 API expect JSON there too.
 """
 
+import asyncio
+import socket
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import LineTooLong
@@ -13,6 +16,8 @@ from aiohttp.http_exceptions import LineTooLong
 from pdctl.base.explain import REQUEST_ID_HEADER, TURN_HEADER
 from pdctl.router import legs
 
+# Linux only.
+_UNREAD_LIMIT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 _BROWSER_METHODS = "GET, POST, OPTIONS"
 _PREFLIGHT_S = 600
 
@@ -34,6 +39,18 @@ class _Server(web.Server):
 
 class _Protocol(web.RequestHandler):
     __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected. Who does not read for as long as it may be idle is cut off.
+
+        Nobody else would: what is closed stays open until the client has what is left for it.
+        """
+        super().connection_made(transport)
+        if _UNREAD_LIMIT is not None:
+            connection = transport.get_extra_info("socket")
+            limit_ms = int(self._keepalive_timeout * 1000)
+            with suppress(OSError):  # it may be gone already
+                connection.setsockopt(socket.IPPROTO_TCP, _UNREAD_LIMIT, limit_ms)
 
     def handle_error(
         self,
@@ -59,6 +76,17 @@ def error_answer(status: int, message: str, kind: str) -> web.Response:
         body=legs.error_body(message, kind, status, uuid.uuid4().hex),
         content_type="application/json",
     )
+
+
+async def deliver(request: web.Request, response: web.StreamResponse) -> None:
+    """Write an answer that is not streamed, so that its request runs until the client has it.
+
+    Raises:
+        ConnectionError: the client is gone, or does not read.
+    """
+    if isinstance(response, web.Response):
+        await response.prepare(request)
+        await response.write_eof()
 
 
 def _said(status: int, error: BaseException | None) -> tuple[int, str]:

@@ -32,8 +32,8 @@ _TO_ENGINE = ("authorization", "accept", "x-request-id", "traceparent", "tracest
 _TO_CLIENT = ("content-type", "x-request-id", "retry-after", "cache-control")
 
 
-async def body_of(request: web.Request, limit: float) -> bytes:
-    """A request's body, if it is all there within `limit` seconds.
+async def body_of(shared: Shared, request: web.Request) -> bytes:
+    """A request's body, if it is all there in time.
 
     Raises:
         HTTPRequestTimeout: it is not.
@@ -42,7 +42,7 @@ async def body_of(request: web.Request, limit: float) -> bytes:
     try:
         if request.content.is_eof():  # it came with its head
             return await request.read()
-        async with asyncio.timeout(limit):
+        async with shared.patience.limit(shared.limits.idle):
             return await request.read()
     except TimeoutError:
         raise web.HTTPRequestTimeout(reason="The body did not come in time") from None

@@ -27,7 +27,7 @@ from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
 from pdctl.router.engine_switch import EngineSwitch
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
-from pdctl.router.front import error_answer, let_browsers_in
+from pdctl.router.front import deliver, error_answer, let_browsers_in
 from pdctl.router.giving import Background, Shared, let_all_go, take_and_let_go
 from pdctl.router.handle import Conversation
 from pdctl.router.inflight import InFlight
@@ -137,7 +137,7 @@ class Router:
     # Turns.
 
     async def _turn(self, request: web.Request) -> web.StreamResponse:
-        raw = await body_of(request, self.settings.limits.idle)
+        raw = await body_of(self.shared, request)
         body = _json_object(raw)
         if body is None:
             # Not for us to judge: decode says what is wrong with it, in its own words.
@@ -236,7 +236,7 @@ class Router:
     # Everything else.
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
-        return await self._pass_on(request, await body_of(request, self.settings.limits.idle))
+        return await self._pass_on(request, await body_of(self.shared, request))
 
     async def _pass_on(self, request: web.Request, raw: bytes) -> web.StreamResponse:
         return await pass_on(self.shared, request, raw, self._engine_headers(request.headers))
@@ -341,6 +341,7 @@ class Router:
         try:
             with self.in_flight.one(works=works):
                 response = await handler(request)
+                await deliver(request, response)
         except web.HTTPException as error:
             metrics.count_request(path, error.status)
             return error_answer(error.status, error.reason, "invalid_request")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import resource
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,6 +27,7 @@ from tests.router.fake import FakeEngine, running
 from tests.router.test_server import LONG, World, answered, user, world
 
 CHAT = "/v1/chat/completions"
+LARGE = 2**24
 HANDLE = {"do_remote_prefill": True, "remote_host": "10.1.1.1", "remote_port": 1}
 
 
@@ -622,7 +624,76 @@ async def test_a_full_disk_costs_the_log_not_the_client(
     assert sum("request log" in record.getMessage() for record in caplog.records) == 1
 
 
+# Who does not read.
+
+
+def deaf(w: World, body: dict[str, Any], path: str = CHAT) -> socket.socket:
+    """A client that has asked, and does not read what it gets."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", urlsplit(w.url).port))
+    client.sendall(request(json.dumps(body).encode(), path=path.encode()))
+    return client
+
+
+def open_connections(w: World) -> int:
+    """The kernel's view of who is connected to the router."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    local = f":{urlsplit(w.url).port:04X}"
+    return sum(each[1].endswith(local) and each[3] == "01" for each in fields)
+
+
+async def large(request: web.Request) -> web.Response:
+    return web.Response(body=bytes(LARGE))
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+async def test_who_does_not_read_loses_the_connection(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Closed in the usual way it would stay open for as long as something is left to be sent."""
+    async with calm(caplog, limits={"idle": 0.5}) as w:
+        w.d.words, w.d.long_word, w.d.passed = 4000, "x" * 4000, large
+        client = deaf(w, turn(stream=True), path)
+        await w.until(lambda: w.router.in_flight.count == 1)
+        assert open_connections(w) == 1
+        await w.until(lambda: w.router.in_flight.count == open_connections(w) == 0)
+        client.close()
+
+
 # The end of the router.
+
+
+async def test_a_router_that_stops_waits_until_an_answer_is_read() -> None:
+    p, d = FakeEngine("prefill"), FakeEngine("decode", passed=large)
+    async with running(p, d), aiohttp.ClientSession() as http, AsyncExitStack() as life:
+        router = Router(RouterSettings((p.url,), (d.url,), port=0))
+        w = World(await life.enter_async_context(serving(router)), router, p, d, http)
+        await router.watcher.look()
+        client = deaf(w, {}, "/v1/responses")
+        await w.until(lambda: router.in_flight.count == 1)
+        await asyncio.sleep(0.1)
+        stopping = asyncio.create_task(life.pop_all().aclose())
+        done, _ = await asyncio.wait({stopping}, timeout=1.5)
+        assert not done
+        client.setblocking(False)
+        got = 0
+        async with asyncio.timeout(10):
+            while part := await asyncio.get_running_loop().sock_recv(client, 2**16):
+                got += len(part)
+            await stopping
+        assert got > LARGE
+        client.close()
+
+
+async def test_a_body_that_is_not_there_when_a_router_ends_is_told_so() -> None:
+    async with world(limits={"drain": 0.3}) as w:
+        sent = request(json.dumps(turn()).encode())[:-9]
+        asked = asyncio.create_task(raw_http(w, sent, end=b"\r\n\r\n"))
+        await w.until(lambda: w.router.in_flight.count == 1)
+        w.router.shared.patience.end()
+        assert (await asked).startswith(b"HTTP/1.1 408 ")
 
 
 async def test_a_router_that_stops_says_so_and_takes_no_more_work() -> None:
