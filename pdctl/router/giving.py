@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections import defaultdict
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pdctl.config.model import RouterLimits
@@ -28,7 +29,10 @@ log = logging.getLogger("pdctl.router")
 
 # At the end of the router. An engine that does not answer must not hold that up.
 _LAST_RELEASES_S = 5.0
-_RELEASES_AT_ONCE = 16
+_LAST_AT_ONCE = 16
+# That one prefill server is asked for. A drain may free thousands of handles, and each is a request
+# that takes a socket here and a place there.
+_RELEASES_AT_ONCE = 32
 
 
 class Background:
@@ -64,7 +68,11 @@ class Background:
 
 @dataclass
 class Shared:
-    """What all requests of a router share."""
+    """What all requests of a router share.
+
+    Attributes:
+        releasing: by prefill server, places for releases.
+    """
 
     engines: Engines
     fleet: Fleet
@@ -75,6 +83,9 @@ class Shared:
     auditor: Auditor
     leases: Leases
     patience: Patience
+    releasing: Mapping[str, asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(_RELEASES_AT_ONCE))
+    )
 
 
 async def note_start(shared: Shared, handle: Handle) -> bool:
@@ -136,7 +147,7 @@ async def let_all_go(shared: Shared, handles: Sequence[Handle]) -> None:
 
     with suppress(TimeoutError):
         async with asyncio.timeout(_LAST_RELEASES_S):
-            await asyncio.gather(*(some() for _ in range(_RELEASES_AT_ONCE)))
+            await asyncio.gather(*(some() for _ in range(_LAST_AT_ONCE)))
     if late := sum(1 for _ in left):
         log.warning("%d handles were not given back: decode keeps them for its TTL", late)
 
@@ -148,12 +159,13 @@ async def release(shared: Shared, action: Release, headers: dict[str, str]) -> N
         return
     refusal = shared.fleet.releases_by_refusal(action.prefill, action.decode)
     body = legs.release_by_refusal if refusal else legs.release_by_reading
-    result = await shared.engines.post_json(
-        f"{action.prefill}/v1/completions",
-        body(action.model, action.params),
-        limit=shared.limits.prefill_base,
-        headers=headers,
-    )
+    async with shared.releasing[action.prefill]:
+        result = await shared.engines.post_json(
+            f"{action.prefill}/v1/completions",
+            body(action.model, action.params),
+            limit=shared.limits.prefill_base,
+            headers=headers,
+        )
     refused = refusal and isinstance(result, Failure) and result.status == 400
     # Also by a prefill that does not refuse: it has been told to pull nothing.
     released = refused or isinstance(result, Answer)

@@ -3,7 +3,10 @@
 import asyncio
 import time
 
+from typing import Any
+
 from pdctl.router.giving import Background
+from tests.router.test_server import LONG, user, world
 
 
 async def test_the_end_waits_for_what_background_work_begins_too() -> None:
@@ -36,3 +39,24 @@ async def test_the_end_does_not_wait_for_ever() -> None:
     await background.drain(0.2)
     assert time.monotonic() - began < 5
     assert late.cancelled()
+
+
+async def test_many_handles_are_given_back_a_few_at_a_time() -> None:
+    """A switch or a drain frees thousands; each is a request to prefill, and to it only."""
+    running, most = 0, 0
+
+    async def slow(request: Any, body: dict[str, Any]) -> None:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await asyncio.sleep(0.02)
+        running -= 1
+
+    async with world() as w:
+        for place in range(100):
+            await w.ask([user(f"{LONG} {place}")], conversation_id=f"{place}")
+        w.p.fault = slow
+        async with w.http.put(f"{w.url}/pdctl/v1/reuse", json={"share": 0}) as answer:
+            assert (await answer.json())["released"] == 100
+        await w.until(lambda: not w.d.held)
+        assert len(w.p.released) == 100
+        assert 8 <= most <= 32
