@@ -51,6 +51,8 @@ from pdctl.router.store import Found
 # Turns of each shape, and then one in so many, in which prefill renders for itself as well.
 _RENDERED_TWICE_FIRST = 3
 _RENDERED_TWICE = 16
+# Clients may make up fields, and so shapes. When all are forgotten, they are looked at again.
+_MOST_SHAPES = 1000
 # Tokens of an answer whose length the client does not limit, and the most that is reserved.
 _USUAL_ANSWER = 512
 _LONG_ANSWER = 4096
@@ -110,6 +112,8 @@ class Policy:
 
         It is not in some turns of each shape, so that what it makes by itself is still seen.
         """
+        if len(self.seen) >= _MOST_SHAPES and shape not in self.seen:
+            self.seen.clear()
         self.seen[shape] += 1
         return self.seen[shape] > _RENDERED_TWICE_FIRST and self.seen[shape] % _RENDERED_TWICE != 0
 

@@ -193,7 +193,7 @@ class Driver:
                 return self._release(action)
             case Alarm():
                 shared.metrics.alarms.labels(action.kind).inc()
-                return log.error("ALARM %s: %s", action.kind, action.text)
+                return log.error("ALARM %s: %s", action.kind, one_line(action.text))
             case _:
                 assert_never(action)
 

@@ -6,6 +6,7 @@ prompt must be one that `/tokenize` takes and treats alike (FACTS 10). Other fie
 the engines untouched, but their requests run cold.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -39,6 +40,8 @@ _CHAT_RENDERED = frozenset(
 
 _CHAT_FIELDS = _NO_EFFECT_ON_PROMPT | _CHAT_RENDERED
 _COMPLETION_FIELDS = _NO_EFFECT_ON_PROMPT | {"prompt", "add_special_tokens"}
+
+_LONGEST_SHAPE = 200
 
 # Any value but these would need several sequences, or the prompt's own logits.
 _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
@@ -154,5 +157,7 @@ def is_plain(body: Mapping[str, Any]) -> bool:
 
 def shape(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
     """Names the combination of fields of a request, to stop trusting one that proved wrong."""
-    fields = sorted(set(body) - _NO_EFFECT_ON_PROMPT)
-    return f"{endpoint}:{','.join(fields)}"
+    fields = ",".join(sorted(set(body) - _NO_EFFECT_ON_PROMPT))
+    if len(fields) > _LONGEST_SHAPE:  # names are the client's, and may be of any length
+        fields = hashlib.blake2b(fields.encode(), digest_size=16).hexdigest()
+    return f"{endpoint}:{fields}"

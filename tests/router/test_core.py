@@ -741,6 +741,20 @@ def test_each_shape_of_request_is_seen_rendered_by_prefill() -> None:
     assert _reusing_leg(policy, renders=True, request=tools).path == CHAT
 
 
+def test_fields_that_clients_make_up_fill_no_memory() -> None:
+    policy = a_policy()
+    assert [_reusing_leg(policy, renders=True).path for _ in range(4)][-1] == COMPLETIONS
+    for made_up in range(3000):
+        request = a_request({f"x{made_up}": 1})
+        assert _reusing_leg(policy, renders=True, request=request).path == CHAT
+    assert len(policy.seen) <= 1000
+    # Who was forgotten is looked at again.
+    assert _reusing_leg(policy, renders=True).path == CHAT
+    long_names: dict[str, Any] = {"x" * 10_000: 1, "y" * 10_000: 1}
+    assert len(shape(CHAT, long_names)) < 300
+    assert shape(CHAT, long_names) != shape(CHAT, {"x" * 10_000: 1})
+
+
 @pytest.mark.parametrize(
     ("body", "given"),
     [
