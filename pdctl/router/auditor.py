@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 
 from pdctl.router import audit
 from pdctl.router.actions import Answer, Audit, Failure
@@ -21,6 +22,7 @@ class Auditor:
 
     Args:
         floor: nats below which a difference is never a breach.
+        after_breach: is told the decode server whose blocks led to one.
         limit: seconds for an audit in all, the waiting included.
     """
 
@@ -31,10 +33,12 @@ class Auditor:
         metrics: RouterMetrics,
         *,
         floor: float,
+        after_breach: Callable[[str], object],
         limit: float = LIMIT_S,
     ) -> None:
         self._engines, self._fleet, self._metrics = engines, fleet, metrics
         self._floor, self._limit = floor, limit
+        self._after_breach = after_breach
         self._running: asyncio.Task[None] | None = None
 
     def begin(self, turn: Audit) -> None:
@@ -72,6 +76,7 @@ class Auditor:
             "ALARM audit_breach: [%s] %s × %s: %s", turn.request_id, turn.prefill, turn.decode, why
         )
         self._fleet.quarantine(turn.prefill, turn.decode, why)
+        self._after_breach(turn.decode)
 
     async def _cold(self, turn: Audit) -> audit.Logprobs | None:
         """One cold run; begun again as often as somebody else wants the server."""

@@ -184,7 +184,6 @@ class _Turn:
         self.gave_ids = False
         self.decode: str | None = None
         self.cached_tokens: int | None = None
-        self.cold_salt: str | None = None
         self.no_prefill = "prefill_down"
 
     @property
@@ -409,7 +408,7 @@ class _Turn:
         yield Settle(handle, "consumed", "read")
         self.fleet.reuse_worked(prefill, handle.decode, handle.engine_start, self.clock())
         if not self._computed_these(result):
-            yield from self._distrust()
+            yield from self._distrust(prefill)
             return None
         self._count_reuse(result, tokens, handle)
         if self.request.audited and self.report.reused_tokens:
@@ -438,7 +437,7 @@ class _Turn:
         leg = Prefill(
             url=prefill,
             path=endpoint,
-            body=body,
+            body=self._salted(prefill, body),
             limit=self.policy.prefill_limit(self.size - tokens, reusing=True),
             carries_handle=True,
             uncached=self.size - tokens,
@@ -462,6 +461,11 @@ class _Turn:
             return endpoint, legs.prefill_body(endpoint, self.body, kv)
         return COMPLETIONS, legs.prefill_of_ids(self.body, ids, kv)
 
+    def _salted(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The same, kept away from what must not be found in the engine's prefix cache."""
+        salt = self.fleet.engine(url).salt
+        return {**body, "cache_salt": self.scope.salt + salt} if salt else body
+
     def _not_pulled(
         self, handle: Handle, prefill: str, failure: Failure
     ) -> Generator[Action, Any, None]:
@@ -477,14 +481,14 @@ class _Turn:
             self.report.retries.append(f"reuse_{failure.kind}")
             self.report.reason = "prefill_failed_with_handle"
 
-    def _distrust(self) -> Generator[Action, Any, None]:
+    def _distrust(self, prefill: str) -> Generator[Action, Any, None]:
         """Prefill computed with other ids than it had said: wrong KV was pulled."""
         self.policy.distrusted.add(self.shape)
         self.report.retries.append("prompt_mismatch")
         self.report.reason = "prompt_mismatch"
-        # What was pulled now stands in prefill's prefix cache under this prompt. A salt of its
-        # own keeps the cold run, and nothing else, away from it.
-        self.cold_salt = f"pdctl-cold-{self.request.request_id}"
+        # What was pulled now stands in prefill's prefix cache under this prompt, which is also how
+        # the next ones of the conversation begin.
+        self.fleet.doubt_cache(prefill)
         said = f"prefill computed with other ids than it had said: {self.shape}"
         yield Alarm("prompt_mismatch", said)
 
@@ -505,12 +509,10 @@ class _Turn:
             first = None
             tried.append(prefill)
             body = legs.prefill_body(self.request.endpoint, self.body, FIRST_TURN)
-            if self.cold_salt:
-                body["cache_salt"] = self.cold_salt
             result: Answer | Failure = yield Prefill(
                 url=prefill,
                 path=self.request.endpoint,
-                body=body,
+                body=self._salted(prefill, body),
                 limit=self.policy.prefill_limit(self.size, reusing=False),
                 carries_handle=False,
                 # What it has already is no work: counted as such, it drives conversations away.
@@ -598,7 +600,7 @@ class _Turn:
         here = self.claimed is not None and self.claimed.decode == decode
         result: Opened | Failure = yield OpenDecode(
             decode,
-            body,
+            self._salted(decode, body),
             self._decode_size(),
             rank(self.claimed.engine_id) if here and self.claimed else None,
         )

@@ -21,14 +21,13 @@ from pdctl.base.words import one_line
 from pdctl.router.admin import Gate, WrongSetting, object_of
 from pdctl.router.fleet import Engine
 from pdctl.router.front import error_answer
-from pdctl.router.giving import Shared, take_and_let_go
+from pdctl.router.giving import Shared, give_back_all
 from pdctl.router.store import Total
 
 log = logging.getLogger("pdctl.router")
 
 _KEYS = frozenset({"drained", "generation"})
 _LONGEST = 200
-_ALL_TOKENS = 2**62
 
 Settings = Mapping[str, Mapping[str, str]]
 """By the URL of an engine: `drained`, why it gets nothing new, and `generation`."""
@@ -123,12 +122,8 @@ class EngineSwitch:
             else:
                 log.warning("%s %s serves", engine.role, engine.url)
             if engine.role == "decode" and engine.drained:
-                count += await self._give_back(engine.url)
+                count += await give_back_all(self._shared, engine.url, "drained")
         return count
-
-    async def _give_back(self, decode: str) -> int:
-        taking = self._shared.store.take_least(decode, _ALL_TOKENS)
-        return await take_and_let_go(self._shared, taking, "drained")
 
     def _set(self, settings: Settings) -> None:
         fleet = self._shared.fleet

@@ -56,6 +56,8 @@ class Engine:
         generation: the same for engines that were replaced while others are still to be.
         drained: why it gets nothing new; empty when it does.
         turns: requests that need it until they are further.
+        salt: goes into the `cache_salt` of all it is asked, since blocks of other tokens may be in
+            its prefix cache; empty where they are not.
     """
 
     url: str
@@ -77,6 +79,7 @@ class Engine:
     generation: str = ""
     drained: str = ""
     turns: int = 0
+    salt: str = ""
 
     @property
     def serves(self) -> bool:
@@ -191,6 +194,8 @@ class Fleet:
         engine.start = start or engine.start
         if block_size is not None:
             engine.block_size = block_size
+        if restarted:
+            engine.salt = ""
         if fresh:
             self._reset_pairs(url)
             self.prefixes.forget(url)
@@ -349,8 +354,16 @@ class Fleet:
         pairs = [self.pairs[(prefill, e.url)] for e in self.decode.values() if e.healthy]
         return not pairs or any(pair.moves_kv or not pair.lost for pair in pairs)
 
+    def doubt_cache(self, url: str) -> None:
+        """Blocks of other tokens may be in an engine's prefix cache: nobody finds them there."""
+        self.engine(url).salt = f"-pdctl-{self._random.getrandbits(64):016x}"
+        self.prefixes.forget(url)
+
     def quarantine(self, prefill: str, decode: str, why: str) -> None:
         """No reuse between these two until a restart: answers were wrong, which no probe sees."""
+        # Both keep what was pulled, and what was computed from it.
+        self.doubt_cache(prefill)
+        self.doubt_cache(decode)
         pair = self.pairs[(prefill, decode)]
         pair.verdict, pair.why, pair.final = "no_reuse", why, True
 

@@ -30,6 +30,7 @@ log = logging.getLogger("pdctl.router")
 # At the end of the router. An engine that does not answer must not hold that up.
 _LAST_RELEASES_S = 5.0
 _LAST_AT_ONCE = 16
+_ALL_TOKENS = 2**62
 # That one prefill server is asked for. A drain may free thousands of handles, and each is a request
 # that takes a socket here and a place there.
 _RELEASES_AT_ONCE = 32
@@ -135,6 +136,11 @@ async def take_and_let_go(
         return len(handles)
 
     return await asyncio.shield(shared.background.run(both()))
+
+
+async def give_back_all(shared: Shared, decode: str, reason: str) -> int:
+    """Have a decode server free all that it keeps. Returns how many handles it was."""
+    return await take_and_let_go(shared, shared.store.take_least(decode, _ALL_TOKENS), reason)
 
 
 async def let_all_go(shared: Shared, handles: Sequence[Handle]) -> None:

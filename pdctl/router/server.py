@@ -28,7 +28,7 @@ from pdctl.router.engine_switch import EngineSwitch
 from pdctl.router.engines import Engines
 from pdctl.router.fleet import Fleet
 from pdctl.router.front import deliver, error_answer, let_browsers_in
-from pdctl.router.giving import Background, Shared, let_all_go, take_and_let_go
+from pdctl.router.giving import Background, Shared, give_back_all, let_all_go, take_and_let_go
 from pdctl.router.handle import Conversation
 from pdctl.router.inflight import InFlight
 from pdctl.router.kept_ttl import read_ttl, write_ttl
@@ -90,7 +90,13 @@ class Router:
             metrics=metrics,
             limits=limits,
             background=Background(),
-            auditor=Auditor(engines, fleet, metrics, floor=settings.audit_floor),
+            auditor=Auditor(
+                engines,
+                fleet,
+                metrics,
+                floor=settings.audit_floor,
+                after_breach=self._forget_after_breach,
+            ),
             leases=Leases(settings.renew_idle),
             patience=Patience(limits.drain),
         )
@@ -269,6 +275,10 @@ class Router:
         taking = self.shared.store.take_conversation(tenant, request.match_info["id"])
         released = await take_and_let_go(self.shared, taking, "deleted")
         return web.json_response({"released": released})
+
+    def _forget_after_breach(self, decode: str) -> None:
+        """What it keeps may have been computed from what was wrong."""
+        self.shared.background.run(give_back_all(self.shared, decode, "audit_breach"))
 
     async def state(self) -> dict[str, Any]:
         """What `/pdctl/v1/state` and `/ready` say."""

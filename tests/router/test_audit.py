@@ -187,6 +187,11 @@ async def test_a_breach_alarms_and_takes_the_pair_out_of_use(
         pair = w.router.shared.fleet.pairs[p.url, w.d.url]
         assert pair.verdict == "no_reuse"
         assert "an audit found a reused turn" in pair.why
+        # Nothing that may have come of it is used again, from wherever.
+        await w.until(lambda: not w.d.held)
+        await w.ask([user(LONG)], cache_salt="own")
+        salts = [engine.seen[-1]["cache_salt"] for engine in (w.p, w.d)]
+        assert all(salt.startswith("own") and len(salt) > 8 for salt in salts)
         # Looking again does not make it good.
         await w.router.watcher.look()
         assert (await two_turns(w))["reason"] == "pair_not_proven"

@@ -30,7 +30,9 @@ from pdctl.router.handle import Conversation
 from pdctl.router.ids import Ids
 from pdctl.router.store import Found
 from tests.router.playbook import (
+    BLOCK,
     NAMED,
+    SCOPE,
     D,
     P,
     Playbook,
@@ -218,13 +220,45 @@ def test_ids_that_prefill_did_not_use_are_an_alarm_and_the_turn_is_redone_cold()
     book.expect(Settle)
     assert book.expect(Alarm).kind == "prompt_mismatch"
     cold = book.expect(Prefill, p_answer([0, *NEXT]))
-    assert cold.body["cache_salt"].startswith("pdctl-cold-")
+    assert len(cold.body["cache_salt"]) >= 16
     decode = book.expect(OpenDecode, Opened(200))
     assert "cache_salt" not in decode.body
     report = book.expect(Relay, Relayed(a_harvest([1], None))).report
     assert report.reused_tokens == 0
     again = Playbook(fleet=book.fleet, policy=book.policy)
     assert not again.expect(Prefill, p_answer(NEXT)).carries_handle
+
+
+def test_what_was_pulled_for_other_ids_is_never_found_in_prefills_cache() -> None:
+    """It stands there under the very prompt that the conversation goes on with."""
+    book = Playbook()
+    book.finds(NEXT, a_handle(PROMPT, ANSWER))
+    book.expect(Take, a_handle(PROMPT, ANSWER))
+    book.expect(Prefill, p_answer([0, *NEXT], reused=9))
+    book.expect(Settle)
+    book.expect(Alarm)
+
+    def asked(more: dict[str, Any]) -> str:
+        """By a turn of a shape that is trusted, and reuses."""
+        scope = replace(SCOPE, salt=str(more.get("cache_salt", "")))
+        old = a_handle(PROMPT, ANSWER, scope=scope)
+        request = a_request(more | {"tools": []})
+        again = Playbook(request, fleet=book.fleet, policy=book.policy)
+        again.finds(NEXT, old)
+        again.expect(Take, old)
+        leg = again.expect(Prefill, p_answer(NEXT, reused=9))
+        assert leg.carries_handle
+        again.expect(Settle)
+        decode = again.expect(OpenDecode, Opened(200))
+        assert decode.body.get("cache_salt") == more.get("cache_salt")
+        return str(leg.body.get("cache_salt", ""))
+
+    assert len({asked({}), asked({}), asked({"cache_salt": "a"}), asked({"cache_salt": "b"})}) == 3
+    assert "" not in {asked({}), asked({"cache_salt": "a"})}
+    book.fleet.engine_up(P, start="2", block_size=BLOCK)
+    for pair in book.fleet.pairs.values():
+        pair.moves_kv, pair.verdict = True, "ok"
+    assert (asked({}), asked({"cache_salt": "a"})) == ("", "a")
 
 
 def test_what_the_engine_counts_is_what_is_reported() -> None:

@@ -68,6 +68,7 @@ def test_every_reason_of_a_release_is_explained() -> None:
     begin, end = DOC.index("### What is given back"), DOC.index("### Which servers get a turn")
     told = set(re.findall(r"`(\w+)`", DOC[begin:end]))
     reasons = found(r'return None, "(\w+)"', "core")
+    reasons |= found(r'give_back_all\(.*"(\w+)"\)', "engine_switch", "server")
     reasons |= found(r'return "(\w+)"', "match")
     giving = ("core", "driver", "engine_switch", "giving", "watch", "server")
     reasons |= found(r'(?:let_go|release_of)\(.*"(\w+)"\)', *giving)

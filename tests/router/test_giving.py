@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-
 from typing import Any
 
 from pdctl.router.giving import Background
