@@ -636,7 +636,7 @@ class _Turn:
         if not self.policy.reuses(self.request.tenant, self.request.conversation):
             return None, "reuse_off"  # switched off meanwhile
         generated = match.packed(harvest.generated)
-        if not self.packed or generated is None:
+        if not self.packed or generated is None or not self._decode_had(self.packed, harvest):
             return None, "prompt_unknown"
         if reason := match.unproven(harvest.kv):
             return None, reason
@@ -665,6 +665,11 @@ class _Turn:
             ),
             "",
         )
+
+    def _decode_had(self, prompt: bytes, harvest: Harvest) -> bool:
+        """False where decode surely computed another prompt: one that it rendered for itself."""
+        counted = legs.count_of(legs.mapping(harvest.usage).get("prompt_tokens"))
+        return counted in (None, match.count(prompt))
 
     def _supersede(self, handle: Handle) -> Generator[Action, Any, None]:
         """Free what the new handle makes useless: handles of which it is a continuation.

@@ -434,6 +434,18 @@ def test_hidden_generated_ids_cap_reuse_at_the_prompt() -> None:
     assert (held.tokens, held.certain) == (ids(*PROMPT), len(PROMPT))
 
 
+def test_a_decode_that_counts_another_prompt_holds_other_tokens_than_is_known() -> None:
+    """Before vLLM 0.32 it renders for itself, and a template with a date may say another one."""
+    book = Playbook()
+    book.expect(Know, False)
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Opened(200))
+    harvest = a_harvest([7, 8], d_params(9))
+    harvest.usage = {"prompt_tokens": len(PROMPT) + 1, "completion_tokens": 2}
+    book.expect(Relay, Relayed(harvest))
+    assert book.expect(Release).reason == "prompt_unknown"
+
+
 @pytest.mark.parametrize(
     ("reason", "calls"), [("tool_calls", True), ("function_call", True), ("stop", False)]
 )
