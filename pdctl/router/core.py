@@ -178,6 +178,7 @@ class _Turn:
         self.shape = shape(request.endpoint, self.body)
         self.retain = self._may_retain()
         self.ttl = policy.ttl
+        self.outages = 0
         self.claimed: Handle | None = None
         self.turns = 0
         self.prompt_ids: Ids | None = None
@@ -589,7 +590,7 @@ class _Turn:
         if decode is None:
             return Failure(503, "unreachable")
         self.report.decode = self.decode = decode
-        self.ttl = self.policy.ttl
+        self.ttl, self.outages = self.policy.ttl, self.fleet.decode[decode].outages
         body = legs.decode_body(
             self.request.endpoint,
             self.body,
@@ -617,6 +618,9 @@ class _Turn:
             self.report.retained = "no_handle"
             return
         assert harvest.kv is not None
+        if self.outages != self.fleet.decode[self.report.decode].outages:
+            self.report.retained = "engine_gone"  # and whoever is there now has nothing to free
+            return
         handle, refused = self._handle(harvest, relayed.blocked)
         self.report.retained = refused or "kept"
         if handle is None:

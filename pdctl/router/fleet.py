@@ -56,6 +56,7 @@ class Engine:
         generation: the same for engines that were replaced while others are still to be.
         drained: why it gets nothing new; empty when it does.
         turns: requests that need it until they are further.
+        outages: how often it went down. What it had before, it has no more.
         salt: goes into the `cache_salt` of all it is asked, since blocks of other tokens may be in
             its prefix cache; empty where they are not.
     """
@@ -79,6 +80,7 @@ class Engine:
     generation: str = ""
     drained: str = ""
     turns: int = 0
+    outages: int = 0
     salt: str = ""
 
     @property
@@ -206,6 +208,7 @@ class Fleet:
         was = engine.healthy
         engine.healthy, engine.why = False, why
         if was:
+            engine.outages += 1
             self._reset_pairs(url)
         return was
 

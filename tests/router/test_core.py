@@ -434,6 +434,19 @@ def test_hidden_generated_ids_cap_reuse_at_the_prompt() -> None:
     assert (held.tokens, held.certain) == (ids(*PROMPT), len(PROMPT))
 
 
+def test_a_handle_of_an_engine_that_has_gone_is_neither_kept_nor_given_back() -> None:
+    """Its client read slowly. Kept, it would pass for one of a new start, and end the living."""
+    book = Playbook()
+    book.expect(Know, False)
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Opened(200))
+    book.fleet.engine_down(D, "was restarted")
+    book.fleet.engine_up(D, start="2", block_size=BLOCK)
+    book.expect(Relay, Relayed(a_harvest([7, 8], d_params(9))))
+    book.expect(Finish)
+    assert book.ended().retained == "engine_gone"
+
+
 def test_a_decode_that_counts_another_prompt_holds_other_tokens_than_is_known() -> None:
     """Before vLLM 0.32 it renders for itself, and a template with a date may say another one."""
     book = Playbook()
