@@ -380,7 +380,7 @@ class Driver:
 
     async def _keep(self, action: Keep) -> None:
         shared, handle = self._shared, action.handle
-        if not await note_start(shared, handle):
+        if not await note_start(shared, handle, fresh=action.fresh):
             return
         for gone in await shared.store.put(handle):
             self._release(release_of(shared.fleet, gone, "evicted"))

@@ -89,16 +89,23 @@ class Shared:
     )
 
 
-async def note_start(shared: Shared, handle: Handle) -> bool:
-    """Whether a handle is of its engine's present start; a new one means all others are dead."""
+async def note_start(shared: Shared, handle: Handle, *, fresh: bool) -> bool:
+    """Whether a handle is of its engine's present start; a new one means all others are dead.
+
+    Args:
+        fresh: it has just come from the engine, so it says which start that is.
+    """
     fleet, start = shared.fleet, handle.engine_start
-    if start in fleet.ended_starts:
-        return False
     known = fleet.decode_starts.get(handle.decode)
+    if start in fleet.ended_starts or not fresh:
+        return known in (None, start)
+    if known == start:
+        return True
     fleet.decode_starts[handle.decode] = start
-    if known not in (None, start):
+    if known is not None:
         fleet.ended_starts.add(known)
-        gone = await shared.store.forget_engine(handle.decode, start)
+    # Also for the first that this router sees: a shared store may have some that nobody forgot.
+    if gone := await shared.store.forget_engine(handle.decode, start):
         log.warning("%s was restarted: %d handles forgotten", handle.decode, gone)
     return True
 

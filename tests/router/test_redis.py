@@ -22,6 +22,7 @@ import pytest
 from pdctl.base.errors import UsageError
 from pdctl.config.model import RouterLimits
 from pdctl.router import handle, redis_store
+from pdctl.router.giving import note_start
 from pdctl.router.handle import Conversation, Handle
 from pdctl.router.redis_store import RedisStore, masked
 from pdctl.router.serve import serving
@@ -577,8 +578,14 @@ def test_without_the_package_the_router_says_what_to_install() -> None:
 class Pair:
     """Two routers of one deployment, with one fake prefill and decode, and a client."""
 
-    def __init__(self, urls: list[str], routers: list[Router], http: aiohttp.ClientSession) -> None:
-        self.urls, self.routers, self.http = urls, routers, http
+    def __init__(
+        self,
+        urls: list[str],
+        routers: list[Router],
+        http: aiohttp.ClientSession,
+        decode: FakeEngine,
+    ) -> None:
+        self.urls, self.routers, self.http, self.decode = urls, routers, http, decode
 
     async def ask(self, which: int, messages: list[dict[str, Any]], **more: Any) -> tuple[Any, Any]:
         body = {"model": "m", "messages": messages} | more
@@ -606,7 +613,7 @@ async def two_routers(server: RedisServer, **settings: Any) -> AsyncIterator[Pai
             urls.append(await stack.enter_async_context(serving(router)))
             await router.watcher.look()
             routers.append(router)
-        yield Pair(urls, routers, http)
+        yield Pair(urls, routers, http, d)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -620,6 +627,21 @@ async def test_a_conversation_goes_on_at_another_router(server: RedisServer, nam
             messages += [answered(answer), user(f"turn {turn}")]
         state = await pair.routers[1].state()
         assert state["handles"] == 1
+
+
+async def test_a_router_that_starts_forgets_what_a_dead_engine_had(server: RedisServer) -> None:
+    """Decode was restarted while no router looked, or while the store was away."""
+    async with two_routers(server) as pair:
+        decode = pair.decode
+        await pair.ask(0, [user(LONG)], conversation_id="before")
+        decode.start_id = "start2"
+        await pair.ask(1, [user(f"new {LONG}")], conversation_id="after")
+        state = await pair.routers[1].state()
+        assert (state["handles"], state["engines"][1]["engine_start"]) == (1, "start2")
+        # One of before that is put back late is no sign of a restart.
+        stale = kept(99, engine="start0", decode=decode.url)
+        assert not await note_start(pair.routers[1].shared, stale, fresh=False)
+        assert (await pair.routers[1].state())["handles"] == 1
 
 
 async def test_two_routers_that_race_for_a_handle_use_it_once(server: RedisServer) -> None:
@@ -684,7 +706,7 @@ async def test_what_a_killed_router_kept_another_process_goes_on_with(server: Re
         a_process(p, d, *shared) as (first, process),
         a_process(p, d, *shared) as (second, _),
     ):
-        pair = Pair([first, second], [], http)
+        pair = Pair([first, second], [], http, d)
         messages = [user(LONG)]
         answer, _ = await pair.ask(0, messages)
         process.kill()
