@@ -34,8 +34,8 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="nixl.backend.unsupported",
         title="the transport cannot be loaded",
-        literals=("unsupported backend '", "NIXL_ERR_NOT_FOUND"),
-        pattern=r"createBackend: unsupported backend '(?P<backend>\w+)'|NIXL_ERR_NOT_FOUND",
+        literals=("unsupported backend '",),
+        pattern=r"createBackend: unsupported backend '(?P<backend>\w+)'",
         severity="block",
         meaning="The plugin is there and its libraries are not, or they are too old. LIBFABRIC of "
         "NIXL 1.5.1 needs a symbol version that no released libfabric has.",
@@ -86,11 +86,37 @@ TRANSPORT: tuple[Signature, ...] = (
         id="nixl.backend.absent",
         title="the transport's plugin is missing",
         literals=("NIXL_ERR_INVALID_PARAM",),
-        pattern=r"NIXL_ERR_INVALID_PARAM",
+        pattern=r"[Gg]etConnInfo.*NIXL_ERR_INVALID_PARAM",
         severity="block",
         meaning="Seen when a NIXL that was built by hand lacks the LIBFABRIC plugin.",
         fix=Fix("use NIXL's own wheel"),
         source="nixl#1411",
+    ),
+    Signature(
+        id="nixl.not_found",
+        title="NIXL was asked for something that it does not have",
+        literals=("NIXL_ERR_NOT_FOUND",),
+        pattern=r"NIXL_ERR_NOT_FOUND",
+        severity="degrade",
+        generic=True,
+        meaning="At start: a transport that does not load, which NIXL names in the line before. "
+        "Later: an engine whose connection was lost, or that was restarted.",
+        fix=Fix("look at NIXL's own line before it", ("pdctl logs", "pdctl doctor")),
+        source="run: NIXL 1.5.1; nixl#1983",
+        follows=("nixl.backend.unsupported", "nixl.peer.unknown", "nixl.peer.disconnected"),
+    ),
+    Signature(
+        id="nixl.param.invalid",
+        title="NIXL was given something that does not fit",
+        literals=("NIXL_ERR_INVALID_PARAM",),
+        pattern=r"NIXL_ERR_INVALID_PARAM",
+        severity="degrade",
+        generic=True,
+        meaning="At start: the transport got no connection data. Later: a read of blocks that the "
+        "other engine has not registered.",
+        fix=Fix("look at NIXL's own line before it", ("pdctl logs", "pdctl doctor")),
+        source="read: NIXL 1.5.1",
+        follows=("nixl.backend.absent", "nixl.peer.disconnected"),
     ),
     Signature(
         id="ucx.qp.failed",
@@ -160,26 +186,44 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="efa.memlock",
         title="too little memory may be locked",
-        literals=("Libfabric error: (-12)", "EFA internal error: (4112)"),
-        pattern=r"Libfabric error: \(-12\)|EFA internal error: \(4112\)",
-        severity="block",
-        meaning="EFA cannot post its receive buffers.",
-        fix=Fix(
-            "`LimitMEMLOCK=infinity` in the unit, `--ulimit memlock=-1` for a container",
-            ("ulimit -l unlimited",),
+        literals=(
+            "Libfabric error: (-12)",
+            "EFA internal error: (4112)",
+            "fi_mr_reg failed on rail",
+            "Unable to register MR",
+            "Please set max locked memory",
         ),
-        source="awsome-distributed-ai#647, bottlerocket#140",
+        pattern=r"Libfabric error: \(-12\)|EFA internal error: \(4112\)"
+        r"|(?:fi_mr_reg failed on rail|Unable to register MR).*: Cannot allocate memory"
+        r"|Please set max locked memory",
+        severity="block",
+        meaning="Memory that the network card reads is locked. At the limit EFA cannot register "
+        "the KV cache, or post its receive buffers.",
+        fix=Fix(
+            "`LimitMEMLOCK=infinity` in the unit, `--ulimit memlock=-1` for a container, "
+            "/etc/security/limits.d for a session; then start the engine again",
+            ("pdctl doctor --only host.memlock",),
+        ),
+        source="read: libfabric, NIXL 1.5.1, UCX; awsome-distributed-ai#647, bottlerocket#140",
     ),
     Signature(
         id="efa.address.refused",
         title="the other host's memory may not be read",
-        literals=("Libfabric error: (-13)", "EFA internal error: (4111)"),
-        pattern=r"Libfabric error: \(-13\)|EFA internal error: \(4111\)",
+        literals=(
+            "Libfabric error: (-13)",
+            "EFA internal error: (4111)",
+            "Remote key (RKEY) not registered",
+            "CQ read failed on rail ",
+        ),
+        pattern=r"Libfabric error: \(-13\)|EFA internal error: \(4111\)"
+        r"|Remote key \(RKEY\) not registered"
+        r"|CQ read failed on rail (?P<rail>\d+)\b.* prov_errno: (?:[789]|14)\b",
         severity="block",
-        meaning="The peer was restarted, or has freed what is being read; libfabric then aborts "
+        meaning="The peer was restarted, or has freed what is being read; libfabric may then abort "
         "the whole process.",
         fix=Fix("restart the pair", ("pdctl down", "pdctl up")),
-        source="nixl#2278, nixl#2250",
+        source="read: libfabric's table of EFA errors, NIXL 1.5.1; nixl#2278, nixl#2250",
+        follows=("engine.dead",),
     ),
     Signature(
         id="efa.register.failed",
@@ -197,10 +241,11 @@ TRANSPORT: tuple[Signature, ...] = (
         literals=("Failed to register CUDA buffer with the EFA device",),
         pattern=r"Failed to register CUDA buffer with the EFA device",
         severity="block",
-        meaning="Neither nvidia-peermem nor dmabuf is there; transfers that need it fail.",
+        meaning="Neither efa_nv_peermem nor dmabuf links the two; transfers that need it fail.",
         fix=Fix(
-            "the open-kernel GPU driver with dmabuf, or load the module",
-            ("modprobe nvidia-peermem",),
+            "use NVIDIA's open kernel modules and the newest EFA software, then load the link "
+            "between the two",
+            ("sudo modprobe efa_nv_peermem", "cat /sys/class/infiniband/rdmap*/device/p2p"),
         ),
         source="libfabric#11256",
     ),
@@ -257,7 +302,8 @@ TRANSPORT: tuple[Signature, ...] = (
         id="port.in_use",
         title="a port is taken",
         literals=("ddress already in use",),
-        pattern=r"[Aa]ddress already in use",
+        # NCCL takes the next port by itself when one is taken, and says so.
+        pattern=r"(?<!Call to bind failed: )[Aa]ddress already in use",
         severity="block",
         roles=ANYONE,
         meaning="The process cannot start. With two engines on one host it is often the side "
@@ -271,13 +317,17 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="host.oom",
         title="the kernel killed a process for want of memory",
-        literals=("Out of memory: Killed process",),
-        pattern=r"Out of memory: Killed process (?P<pid>\d+) \((?P<process>[^)]*)\)",
+        literals=("ut of memory: Killed process", "process of this unit has been killed by the "),
+        pattern=r"[Oo]ut of memory: Killed process (?P<pid>\d+) \((?P<process>[^)]*)\)"
+        r"|process of this unit has been killed by the OOM killer",
         severity="block",
         roles=_HOST,
-        meaning="If it was an engine, its KV and all handles to it are gone.",
-        fix=Fix("give the host more memory, or the engine less (KV space, offload)"),
-        source="the Linux kernel's own text",
+        meaning="If it was an engine, its KV and all handles to it are gone. `Memory cgroup` in "
+        "the line: the limit of a container or unit was reached, not the machine's.",
+        fix=Fix(
+            "give the host, container or unit more memory, or the engine less (KV space, offload)"
+        ),
+        source="the Linux kernel's and systemd's own texts",
     ),
     Signature(
         id="logs.suppressed",

@@ -318,8 +318,9 @@ POSITIVE: dict[str, list[str]] = {
     "nixl.backend.unsupported": [
         "E1129 15:28:57.140506   20230 nixl_agent.cpp:9] createBackend: unsupported backend "
         "'LIBFABRIC'",
-        "nixl_cu12._bindings.nixlNotFoundError: NIXL_ERR_NOT_FOUND",
     ],
+    "nixl.not_found": ["nixl_cu12._bindings.nixlNotFoundError: NIXL_ERR_NOT_FOUND"],
+    "nixl.param.invalid": ["nixl_cu12._bindings.nixlInvalidParamError: NIXL_ERR_INVALID_PARAM"],
     "nixl.version.old": [
         "RuntimeError: NIXL >= 1.5.0 is required, but nixl-cu12==1.4.1 is installed",
     ],
@@ -342,10 +343,20 @@ POSITIVE: dict[str, list[str]] = {
     "efa.memlock": [
         "Libfabric error: (-12) Cannot allocate memory",
         "EFA internal error: (4112) Failure to post internal receive buffers",
+        "E1129 15:28:57.140506   20230 libfabric_rail.cpp:1362] fi_mr_reg failed on rail 2: Cannot "
+        "allocate memory (buffer=0xe15fbdc00000, length=1048576, requested_key=0)",
+        "libfabric:42:1764430000::efa:mr:efa_mr_reg_impl():893<warn> Unable to register MR of "
+        "1048576 bytes: Cannot allocate memory, flags 0",
+        "UCX ERROR ibv_reg_mr(address=0x7f, length=1) failed: Cannot allocate memory : Please set "
+        "max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)",
     ],
     "efa.address.refused": [
         "Libfabric error: (-13) Permission denied",
         "EFA internal error: (4111) RMA address verification failed",
+        "libfabric:42:1764430000::efa:cq:efa_cq_handle_error():103<warn> err: 22, message: Remote "
+        "key (RKEY) not registered or does not match remote IOVA",
+        "E1129 15:28:57.140506   20230 libfabric_rail.cpp:712] CQ read failed on rail 28 with "
+        "error: Invalid argument prov_errno: 7 len: 65536",
     ],
     "efa.register.failed": [
         "fi_mr_reg failed on rail 3: Bad address",
@@ -369,6 +380,10 @@ POSITIVE: dict[str, list[str]] = {
     "host.oom": [
         "Nov 29 15:29:23 h1 kernel: Out of memory: Killed process 4711 (VLLM::EngineCor) "
         "total-vm:1kB",
+        "[337533.314412] Memory cgroup out of memory: Killed process 23793 (VLLM::Worker_TP) "
+        "total-vm:2623712kB, anon-rss:506500kB",
+        "Nov 29 15:29:23 h1 systemd[1]: pdctl-decode.service: A process of this unit has been "
+        "killed by the OOM killer.",
     ],
     "logs.suppressed": [
         "Nov 29 15:29:23 h1 systemd-journald[321]: Suppressed 4711 messages from "
@@ -484,11 +499,19 @@ NEAR: dict[str, list[str]] = {
     "process.traceback": ["a Traceback (most recent call last) is a list of calls"],
     "nixl.backend.up": ["Backend was instantiated", "the class was instantiated"],
     "nixl.rail": ["Created rail network"],
-    "nixl.backend.unsupported": ["createBackend: supported backend 'UCX'"],
+    "nixl.backend.unsupported": [
+        "createBackend: supported backend 'UCX'",
+        "nixl_cu12._bindings.nixlNotFoundError: NIXL_ERR_NOT_FOUND",
+    ],
+    "nixl.not_found": ["NIXL_ERR_NOT_F"],
+    "nixl.param.invalid": ["NIXL_ERR_INVALID", "getConnInfo: NIXL_ERR_INVALID_PARAM"],
     "nixl.version.old": ["NIXL >= 1.5.0 is installed"],
     "nixl.missing": [INFO + "NIXL is available"],
     "nixl.backend.error": ["NIXL_ERR_BACK"],
-    "nixl.backend.absent": ["NIXL_ERR_INVALID"],
+    "nixl.backend.absent": [
+        "NIXL_ERR_INVALID",
+        "nixl_cu12._bindings.nixlInvalidParamError: NIXL_ERR_INVALID_PARAM",
+    ],
     "ucx.qp.failed": ["mlx5dv_devx_obj_modify(opcode=0x503) worked", "it failed to modify to RTR"],
     "ucx.interface.gone": ["failed to get the index for veth26733"],
     "ucx.endpoint.timeout": ["UCX AM send failed"],
@@ -497,12 +520,19 @@ NEAR: dict[str, list[str]] = {
     "ucx.cuda.missing": ["transports 'cuda_copy' are available"],
     "efa.memlock": ["Libfabric error: (-1) no"],
     "efa.address.refused": ["EFA internal error: (411) no"],
-    "efa.register.failed": ["Unable to register MR: try again"],
+    "efa.register.failed": [
+        "Unable to register MR: try again",
+        "fi_mr_reg failed on rail 2: Cannot allocate memory (buffer=0xe15, length=1048576)",
+    ],
     "efa.peer_memory.missing": ["Failed to register CUDA buffer"],
     "efa.fork": ["A process has executed an operation"],
     "gpu.memory.short": ["Free memory on device cuda:0 (70.1/79.1 GiB) is enough"],
     "gpu.oom": ["CUDA is out of reach"],
-    "port.in_use": ["the address is in use already"],
+    "port.in_use": [
+        "the address is in use already",
+        # NCCL takes the next port by itself.
+        "h1:4711:4711 [0] misc/socket.cc:500 NCCL WARN Call to bind failed: Address already in use",
+    ],
     "host.oom": ["kernel: Memory cgroup out of memory: see above"],
     "logs.suppressed": ["Nov 29 15:29:23 h1 app[1]: He Suppressed 12 messages from her"],
     "logs.dropped": ["requests lost due to rate-limiting"],
