@@ -65,6 +65,13 @@ def notices_by_topic(config: Config) -> dict[str, str]:
             "conversations that stream are never reused",
         ),
         (
+            "overlap",
+            config.engine.plugin == "off" and _may_overlap(config),
+            "with overlapping batches prefill may pull into blocks that a step under way still "
+            "writes, which spoils the KV without a word, and `engine.plugin` is off: write "
+            "`prefill: {async_scheduling: false}`",
+        ),
+        (
             "hybrid",
             not known.hma_fail_closed.value,
             f"vLLM {vllm} answers with garbage when a receive fails on a hybrid model "
@@ -101,6 +108,12 @@ def notices_by_topic(config: Config) -> dict[str, str]:
         ),
     ]
     return {topic: text for topic, applies, text in said if applies}
+
+
+def _may_overlap(config: Config) -> bool:
+    """FACTS T11; the CPU platform turns the async scheduler off by itself."""
+    wanted = config.prefill.async_scheduling is not False
+    return config.kv.bidirectional and wanted and not choices.on_cpu(config)
 
 
 def _one_gpu_for_two(config: Config) -> bool:

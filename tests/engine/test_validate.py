@@ -360,7 +360,14 @@ def test_plugin_off_without_streaming_handles_is_a_notice() -> None:
     quiet = config(merged(LOCAL, {"engine": {"plugin": "off"}}))
     assert problems(quiet) == []
     assert any("conversations that stream are never reused" in text for text in notices(quiet))
-    assert notices(config(P5EN, engine={"plugin": "off"})) == []
+
+
+def test_plugin_off_with_overlapping_batches_on_prefill_is_a_notice() -> None:
+    off = {"engine": {"plugin": "off"}}
+    (said,) = notices(config(P5EN, **off))
+    assert "may pull into blocks that a step under way still writes" in said
+    assert notices(config(P5EN, **off, prefill={"async_scheduling": False})) == []
+    assert not any("under way" in text for text in notices(config(merged(LOCAL, off))))
 
 
 def test_the_community_build_is_named_as_such() -> None:

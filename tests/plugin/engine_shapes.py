@@ -10,6 +10,7 @@ from pathlib import Path
 _CHAT = "vllm/entrypoints/openai/chat_completion/serving.py"
 _COMPLETION = "vllm/entrypoints/openai/completion/serving.py"
 _SCHEDULER = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py"
+_CORE = "vllm/v1/core/sched/scheduler.py"
 _CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/connector.py"
 
 _CHAT_032 = '''
@@ -198,6 +199,42 @@ class NixlPullConnectorWorker(NixlBaseConnectorWorker):
         done_sending.add(req_id)
 """
 
+_CORE_SCHEDULER_032 = """
+class Scheduler:
+    def __init__(self, vllm_config):
+        self.vllm_config = vllm_config
+        self.defer_block_free = False
+        kv_transfer_config = self.vllm_config.kv_transfer_config
+        if kv_transfer_config is not None:
+            multiple_inflight_batches = self.vllm_config.max_concurrent_batches > 1
+            if multiple_inflight_batches and kv_transfer_config.is_kv_consumer:
+                self.defer_block_free = True
+        self.sched_step_seq = 0
+        self.processed_step_seq = 0
+        self.deferred_frees = []
+        self.free_blocks = set()
+
+    def schedule(self, blocks):
+        if self.defer_block_free:
+            self.sched_step_seq += 1
+
+    def update_from_output(self):
+        if self.defer_block_free:
+            self.processed_step_seq += 1
+            while self.deferred_frees and self.deferred_frees[0][0] <= self.processed_step_seq:
+                self.free_blocks |= self.deferred_frees.pop(0)[1]
+
+    def free(self, blocks):
+        if not self.defer_block_free or self.sched_step_seq <= self.processed_step_seq:
+            self.free_blocks |= set(blocks)
+        else:
+            self.deferred_frees.append((self.sched_step_seq, set(blocks)))
+
+class AsyncScheduler(Scheduler):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+"""
+
 _SCHEDULER_OLDER = """
 class NixlBaseConnectorScheduler:
     def __init__(self, extra_config):
@@ -234,8 +271,11 @@ for name in ("_bindings", "_api"):
     setattr(sys.modules[__name__], name, module)
 """
 
-VLLM_032 = {_CHAT: _CHAT_032, _COMPLETION: _COMPLETION_032, _SCHEDULER: _SCHEDULER_032}
-VLLM_033 = {_CHAT: _CHAT_033, _COMPLETION: _COMPLETION_033, _SCHEDULER: _SCHEDULER_032}
+SCHEDULER = {_CORE: _CORE_SCHEDULER_032}
+"""The scheduler of the engine core: when it reuses blocks."""
+_SCHEDULERS = {_SCHEDULER: _SCHEDULER_032, **SCHEDULER}
+VLLM_032 = {_CHAT: _CHAT_032, _COMPLETION: _COMPLETION_032, **_SCHEDULERS}
+VLLM_033 = {_CHAT: _CHAT_033, _COMPLETION: _COMPLETION_033, **_SCHEDULERS}
 VLLM_OLDER_SCHEDULER = {**VLLM_032, _SCHEDULER: _SCHEDULER_OLDER}
 VLLM_LEASES = {_CONNECTOR: _CONNECTOR_032}
 VLLM_WITHOUT_ANY = {"vllm/__init__.py": ""}

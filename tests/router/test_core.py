@@ -26,7 +26,7 @@ from pdctl.router.actions import (
 )
 from pdctl.router.core import Policy, TurnRequest
 from pdctl.router.eligible import CHAT, COMPLETIONS, shape
-from pdctl.router.handle import Conversation
+from pdctl.router.handle import Conversation, Scope
 from pdctl.router.ids import Ids
 from pdctl.router.store import Found
 from tests.router.playbook import (
@@ -61,6 +61,18 @@ def test_a_first_turn_is_cold_and_its_handle_is_kept() -> None:
     assert handle.deadline == 100.0
     report = book.ended()
     assert (report.outcome, report.reason, report.retained) == ("MISS", "first_turn", "kept")
+
+
+def test_a_handle_is_for_the_same_tenant_model_and_salt_only() -> None:
+    """A LoRA adapter is a model's name, too."""
+    request = replace(a_request({"model": "lora", "cache_salt": "s"}), tenant="acme")
+    book = Playbook(request)
+    assert book.expect(Know, False).scope == Scope("acme", "lora", "s")
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Opened(200))
+    book.expect(Relay, Relayed(a_harvest(ANSWER, d_params(8))))
+    assert book.expect(Find, []).scope == Scope("acme", "lora", "s")
+    assert book.expect(Keep, []).handle.scope == Scope("acme", "lora", "s")
 
 
 def test_the_second_turn_attaches_exactly_what_is_equal_and_certain() -> None:
