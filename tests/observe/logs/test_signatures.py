@@ -89,3 +89,26 @@ def test_what_a_user_wrote_is_no_fault_of_the_engine() -> None:
                 [],
                 ["nixl.rail"],  # says that something works
             ), line
+
+
+_CARRIER = (
+    "(Worker pid=1) ERROR 11-29 15:29:23 [base_worker.py:1377] NIXL transfer failure: "
+    "transfer_setup_failed | Context: {'request_id': 'cmpl-1'}\n"
+    "(Worker pid=1) ERROR 11-29 15:29:23 [base_worker.py:1377] Traceback (most recent call last):\n"
+    '(Worker pid=1) ERROR 11-29 15:29:23 [base_worker.py:1377]   File "x.py", line 3, in f\n'
+    "(Worker pid=1) ERROR 11-29 15:29:23 [base_worker.py:1377] nixl_cu12._bindings.{}\n"
+)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["nixlNotFoundError: NIXL_ERR_NOT_FOUND", "nixlInvalidParamError: NIXL_ERR_INVALID_PARAM"],
+)
+def test_a_transfer_that_fails_is_not_taken_for_a_transport_that_does_not_load(said: str) -> None:
+    assert ids(_CARRIER.replace("{}", said)) == ["nixl.transfer.failed"]
+
+
+def test_efa_is_linked_to_gpu_memory_by_its_own_module() -> None:
+    """`nvidia-peermem` is for Mellanox cards, and does not load on a p5en."""
+    commands = BY_ID["efa.peer_memory.missing"].fix.commands
+    assert "sudo modprobe efa_nv_peermem" in commands
