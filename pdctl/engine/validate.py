@@ -354,6 +354,8 @@ def _variable(config: Config, name: str, value: str, *, of_role: bool) -> str | 
         return None
     if name in ENV_HOMES:
         return f"`{name}` does not belong here: {ENV_HOMES[name]}"
+    if name == "CUDA_VISIBLE_DEVICES" and _gives_gpus(config):
+        return f"`{name}` would replace what the `gpus` of a host in `target.hosts` says"
     if name.startswith("PDCTL_"):
         return f"`{name}` does not belong here: pdctl's plugin is told by pdctl"
     if name == "VLLM_PLUGINS" and plugin and "pdctl" not in value.split(","):
@@ -361,6 +363,13 @@ def _variable(config: Config, name: str, value: str, *, of_role: bool) -> str | 
     if of_role and name in EQUAL_ENV:
         return f"`{name}` belongs in `model.env`: {MUST_BE_EQUAL}"
     return None
+
+
+def _gives_gpus(config: Config) -> bool:
+    if not isinstance(config.target, SshTarget):
+        return False
+    hosts = config.target.hosts
+    return any(host.gpus for host in (*hosts.prefill, *hosts.decode))
 
 
 _Rule = Callable[[Config], Iterator[Problem]]

@@ -26,6 +26,7 @@ from . import (
     _status,
     lease_renewal,
     live_ttl,
+    pull_once,
     quiet_progress,
     quiet_queue,
     settled_frees,
@@ -40,6 +41,7 @@ LEVERS: dict[str, Build] = {
     "live_ttl": live_ttl.lever,
     "lease_renewal": lease_renewal.lever,
     "settled_frees": settled_frees.lever,
+    "pull_once": pull_once.lever,
     "quiet_progress": quiet_progress.lever,
     "quiet_queue": quiet_queue.lever,
 }

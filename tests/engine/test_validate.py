@@ -245,12 +245,20 @@ def test_parallelism_that_does_not_go_with_reuse(name: str) -> None:
         "--no_enable_prefix_caching",
         "--no-enable-prompt-tokens-details",
         "--speculative-config.num_speculative_tokens",
+        "--spec-method",  # 0.33's short form of it
+        "--spec_tokens=3",
+        "--disable-log-stats",
+        "--data-parallel-rank=1",
+        "--no-disable-sliding-window",
+        "--reasoning-effort-map.high",
         "-q",
         "-qfp8",
         "-tp",
         "-tp=4",
         "-sc",
         "-pcp=2",
+        "-dpl=1",
+        "-dpe",
     ],
 )
 def test_no_spelling_gets_through(argument: str) -> None:
@@ -313,6 +321,17 @@ def test_the_provider_of_libfabric() -> None:
 
 def test_role_variables_that_may_differ() -> None:
     assert found(decode={"env": {"OMP_NUM_THREADS": "2", "UCX_TLS": "tcp"}}) == []
+
+
+@pytest.mark.parametrize("section", ["model", "prefill", "decode"])
+def test_gpus_that_are_given_by_host_are_not_given_again(section: str) -> None:
+    env = {"env": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}}
+    assert found(P5EN, **{section: env}) == []
+    prefill = {"address": "10.0.0.1", "gpus": list(range(8))}
+    hosts = {"prefill": [prefill], "decode": [{"address": "10.0.0.2"}]}
+    (problem,) = found(P5EN, target={"kind": "ssh", "hosts": hosts}, **{section: env})
+    assert problem[0] == f"{section}.env.CUDA_VISIBLE_DEVICES"
+    assert "`gpus` of a host" in problem[1]
 
 
 # --- all together --------------------------------------------------------------------------------

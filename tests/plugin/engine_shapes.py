@@ -10,6 +10,7 @@ from pathlib import Path
 _CHAT = "vllm/entrypoints/openai/chat_completion/serving.py"
 _COMPLETION = "vllm/entrypoints/openai/completion/serving.py"
 _SCHEDULER = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py"
+_PULLS = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py"
 _CORE = "vllm/v1/core/sched/scheduler.py"
 _CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/connector.py"
 
@@ -235,6 +236,32 @@ class AsyncScheduler(Scheduler):
         super().__init__(*args, **kwargs)
 """
 
+_PULLS_032 = """
+class NixlPullConnectorScheduler:
+    def __init__(self):
+        self._reqs_need_recv = {}
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        params = request.kv_transfer_params
+        if params is not None and params.get("do_remote_prefill"):
+            return 100 - num_computed_tokens, True
+        if params is not None and params.get("do_remote_decode") and params.get("remote_block_ids"):
+            return params["remote_num_tokens"] - num_computed_tokens, True
+        return 0, False
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        params = request.kv_transfer_params
+        if not params:
+            return
+        if params.get("do_remote_prefill") or (
+            params.get("do_remote_decode") and not params.get("_remote_blocks_processed")
+        ):
+            if params.get("remote_block_ids"):
+                self._reqs_need_recv[request.request_id] = num_external_tokens
+            params["do_remote_prefill"] = False
+            params["_remote_blocks_processed"] = True
+"""
+
 _SCHEDULER_OLDER = """
 class NixlBaseConnectorScheduler:
     def __init__(self, extra_config):
@@ -273,7 +300,8 @@ for name in ("_bindings", "_api"):
 
 SCHEDULER = {_CORE: _CORE_SCHEDULER_032}
 """The scheduler of the engine core: when it reuses blocks."""
-_SCHEDULERS = {_SCHEDULER: _SCHEDULER_032, **SCHEDULER}
+PULLS = {_PULLS: _PULLS_032}
+_SCHEDULERS = {_SCHEDULER: _SCHEDULER_032, **PULLS, **SCHEDULER}
 VLLM_032 = {_CHAT: _CHAT_032, _COMPLETION: _COMPLETION_032, **_SCHEDULERS}
 VLLM_033 = {_CHAT: _CHAT_033, _COMPLETION: _COMPLETION_033, **_SCHEDULERS}
 VLLM_OLDER_SCHEDULER = {**VLLM_032, _SCHEDULER: _SCHEDULER_OLDER}
