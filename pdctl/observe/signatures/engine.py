@@ -1,6 +1,7 @@
 """Lines of vLLM's engines and of NIXL about KV on its way."""
 
 from pdctl.base.fix import Fix
+from pdctl.observe.signatures.machine import NO_START
 from pdctl.observe.signatures.model import (
     ANYONE,
     COUNT,
@@ -483,7 +484,7 @@ ENGINE: tuple[Signature, ...] = (
             ("pdctl doctor",),
         ),
         source="read: vLLM 0.32.0 (RCVTIMEO 5000 ms); vllm#41863",
-        follows=("engine.dead",),
+        follows=("engine.dead", "port.address"),
     ),
     Signature(
         id="kv.blocksize.mismatch",
@@ -622,31 +623,7 @@ ENGINE: tuple[Signature, ...] = (
         fix=Fix("look at the exception, mend it, start it again", ("pdctl up",)),
         source="run: vLLM 0.32.0",
         follows=(
-            "gpu.memory.short",
-            "cpu.memory.short",
-            "gpu.kv_cache.none",
-            "gpu.driver.old",
-            "gpu.fabric.down",
-            "gpu.count.short",
-            "model.heads",
-            "model.context.long",
-            "model.refused",
-            "model.missing",
-            "model.unreachable",
-            "engine.arguments.refused",
-            "port.in_use",
-            "efa.memlock",
-            "efa.register.failed",
-            "efa.provider.none",
-            "efa.rdma_read.missing",
-            "nixl.backend.error",
-            "nixl.backend.unsupported",
-            "nixl.backend.absent",
-            "nixl.version.old",
-            "nixl.missing",
-            "kv.push.bidirectional",
-            "kv.pcp.bidirectional",
-            "kv.mamba.layout",
+            *NO_START,
             *_DEATHS,
             "process.traceback",
         ),

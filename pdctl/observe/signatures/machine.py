@@ -7,6 +7,35 @@ _HOST: tuple[Role, ...] = ("host",)
 _READ = "read: vLLM 0.33.0"
 _HUB = "read: huggingface_hub, transformers, vLLM 0.33.0"
 _TORCH = "PyTorch's own text"
+NO_START = (
+    "gpu.memory.short",
+    "cpu.memory.short",
+    "engine.kv_cache.none",
+    "gpu.driver.old",
+    "gpu.fabric.down",
+    "gpu.count.short",
+    "model.heads",
+    "model.context.long",
+    "model.refused",
+    "model.missing",
+    "model.unreachable",
+    "engine.arguments.refused",
+    "port.in_use",
+    "port.address",
+    "efa.memlock",
+    "efa.register.failed",
+    "efa.provider.none",
+    "efa.rdma_read.missing",
+    "nixl.backend.error",
+    "nixl.backend.unsupported",
+    "nixl.backend.absent",
+    "nixl.version.old",
+    "nixl.missing",
+    "kv.push.bidirectional",
+    "kv.pcp.bidirectional",
+    "kv.mamba.layout",
+)
+"""Why an engine does not start; its processes then end one after the other."""
 _GONE = ("gpu.xid", "gpu.error", "gpu.oom", "host.shm.full", "host.oom")
 
 MACHINE: tuple[Signature, ...] = (
@@ -89,7 +118,7 @@ MACHINE: tuple[Signature, ...] = (
         source=_READ,
     ),
     Signature(
-        id="gpu.kv_cache.none",
+        id="engine.kv_cache.none",
         title="no room is left for the KV cache",
         literals=(
             "No available memory for the cache blocks",
@@ -101,10 +130,10 @@ MACHINE: tuple[Signature, ...] = (
         meaning="After weights and activations too little memory is left for one request of "
         "`max_model_len`. The engine does not start.",
         fix=Fix(
-            "lower `model.max_model_len`, raise `gpu_memory_utilization` of the role, or spread "
-            "the model over more GPUs (`tensor_parallel_size`)"
+            "lower `model.max_model_len`, raise `gpu_memory_utilization` of the role (on CPUs "
+            "`cpu_kv_cache_gib`), or spread the model over more GPUs (`tensor_parallel_size`)"
         ),
-        source=_READ,
+        source=f"run: vLLM 0.32.0 on CPUs; {_READ}",
     ),
     Signature(
         id="nccl.failed",
@@ -245,8 +274,9 @@ MACHINE: tuple[Signature, ...] = (
         id="engine.worker.died",
         title="a process of the engine is gone",
         literals=(" died unexpectedly",),
-        pattern=r"(?:Worker ?[Pp]roc|Engine core proc(?:ess)?) (?P<process>.*?) ?died unexpectedly"
-        r"(?:\. )?(?: \(exit code: (?P<code>-?\d+)\))?",
+        # Exit code 0: it was ended, which vLLM says in the same words.
+        pattern=r"(?:Worker ?[Pp]roc|Engine core proc(?:ess)?) (?P<process>.*?) died unexpectedly"
+        r"(?! \(exit code: 0\))(?: \(exit code: (?P<code>-?\d+)\))?",
         severity="block",
         generic=True,
         meaning="The whole engine ends with it. Exit code -9: it was killed, mostly for want of "
@@ -255,16 +285,17 @@ MACHINE: tuple[Signature, ...] = (
             "look for the cause just above in the same log, and in the kernel's",
             ("sudo dmesg | tail -50", "pdctl up"),
         ),
-        source=_READ,
+        source=f"run: vLLM 0.32.0; {_READ}",
         follows=(
             *_GONE,
             "nccl.failed",
             "process.crashed",
-            "efa.memlock",
             "efa.address.refused",
             "efa.fork",
-            "efa.rdma_read.missing",
             "ucx.interface.gone",
+            "engine.abort.assertion",
+            "engine.trim.assertion",
+            *NO_START,
         ),
     ),
     Signature(

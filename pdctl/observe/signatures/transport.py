@@ -155,10 +155,13 @@ TRANSPORT: tuple[Signature, ...] = (
         literals=("UCX AM send failed",),
         pattern=r"UCX AM send failed with status (?P<status>-?\d+)",
         severity="degrade",
-        meaning="Mostly it was restarted at the same address, and this engine knows the old one.",
-        fix=Fix("restart both, prefill first", ("pdctl down", "pdctl up")),
-        source="vllm#49238",
-        follows=("engine.dead",),
+        meaning="Status -25 (reset): its process ended. -80 (timeout): the network, or it was "
+        "restarted at the same address and this engine knows the old one.",
+        fix=Fix(
+            "nothing if it was once, as after a restart; if it goes on, restart both, prefill first"
+        ),
+        source="run: vLLM 0.32.0; vllm#49238",
+        follows=("nixl.peer.disconnected", "engine.dead", "engine.worker.died", "host.oom"),
     ),
     Signature(
         id="ucx.contexts.exhausted",
@@ -447,6 +450,22 @@ TRANSPORT: tuple[Signature, ...] = (
             ("pdctl up",),
         ),
         source="vllm#20965, vllm#25059",
+    ),
+    Signature(
+        id="port.address",
+        title="the address to listen on is not this host's",
+        literals=("annot assign requested address", "ZMQError: No such device (addr="),
+        pattern=r"[Cc]annot assign requested address(?: \(addr='(?P<address>[^']*)'\))?"
+        r"|ZMQError: No such device \(addr='(?P<name>[^']*)'\)",
+        severity="block",
+        roles=ANYONE,
+        meaning="The process cannot start, or its side channel is not there. On EC2 a public "
+        "address is not the host's own.",
+        fix=Fix(
+            "name the address that the host itself has (`private_address` in `target.hosts`)",
+            ("pdctl up",),
+        ),
+        source="the Linux kernel's and ZeroMQ's own texts; vllm#27083",
     ),
     Signature(
         id="host.oom",

@@ -465,7 +465,7 @@ POSITIVE: dict[str, list[str]] = {
         "ValueError: World size (8) is larger than the number of available GPUs (4) in this node. "
         "If this is intentional and you are using:",
     ],
-    "gpu.kv_cache.none": [
+    "engine.kv_cache.none": [
         "ValueError: No available memory for the cache blocks. Try increasing "
         "`gpu_memory_utilization` when initializing the engine",
         "ValueError: To serve at least one request with the model's max seq len (131072), (16.0 "
@@ -540,6 +540,13 @@ POSITIVE: dict[str, list[str]] = {
         "zmq.error.ZMQError: Address already in use (addr='tcp://10.0.0.1:5600')",
         "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 8000): "
         "address already in use",
+    ],
+    "port.address": [
+        "zmq.error.ZMQError: Cannot assign requested address (addr='tcp://54.1.2.3:5600')",
+        "zmq.error.ZMQError: No such device (addr='tcp://h2:5600')",
+        "ERROR:    [Errno 99] error while attempting to bind on address ('54.1.2.3', 8100): cannot "
+        "assign requested address",
+        "OSError: [Errno 99] Cannot assign requested address",
     ],
     "host.oom": [
         "Nov 29 15:29:23 h1 kernel: Out of memory: Killed process 4711 (VLLM::EngineCor) "
@@ -702,7 +709,7 @@ NEAR: dict[str, list[str]] = {
     ],
     "gpu.xid": ["NVRM: Xid (PCI:0000:59:00) is explained elsewhere"],
     "gpu.count.short": ["3 is larger than the number of available GPUs?"],
-    "gpu.kv_cache.none": [INFO + "Available KV cache memory: 11.27 GiB"],
+    "engine.kv_cache.none": [INFO + "Available KV cache memory: 11.27 GiB"],
     "nccl.failed": [INFO + "vLLM is using nccl==2.29.7", "Watchdog caught collective"],
     "host.shm.full": ["while creating shared memory segment", "failed to extend /dev/x"],
     "host.disk.full": ["No space left on", "Error while creating shared memory segment /dev/shm/n"],
@@ -714,7 +721,10 @@ NEAR: dict[str, list[str]] = {
     "engine.arguments.refused": [
         "error: unrecognized", "pydantic.ValidationError: 1 validation error for ChatRequest"
     ],
-    "engine.worker.died": ["Worker proc VllmWorker-3 died", "the client died unexpectedly"],
+    "engine.worker.died": [
+        "Worker proc VllmWorker-3 died", "the client died unexpectedly",
+        CORE + "Worker proc VllmWorker-0 died unexpectedly (exit code: 0), shutting down executor.",
+    ],
     "engine.worker.silent": ["the text: No available shared memory broadcast block found in 60 s"],
     "engine.worker.timeout": ["RPC call to sample_tokens"],
     "process.crashed": ["Segfault encounters", "Fatal Python: no"],
@@ -739,6 +749,7 @@ NEAR: dict[str, list[str]] = {
         # NCCL takes the next port by itself.
         "h1:4711:4711 [0] misc/socket.cc:500 NCCL WARN Call to bind failed: Address already in use",
     ],
+    "port.address": ["Cannot assign", "zmq.error.ZMQError: No such device"],
     "host.oom": ["kernel: Memory cgroup out of memory: see above"],
     "logs.suppressed": ["Nov 29 15:29:23 h1 app[1]: He Suppressed 12 messages from her"],
     "logs.dropped": ["requests lost due to rate-limiting"],

@@ -76,9 +76,13 @@ CASES = {
         *failed_start("nixl_cu12._bindings.nixlBackendError: NIXL_ERR_BACKEND"),
     ),
     "gpu.oom": failed_start("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."),
-    "gpu.kv_cache.none": (
-        raised(core, 5, "EngineCore failed to start.",
-               "ValueError: No available memory for the cache blocks. Try increasing"),
+    "engine.kv_cache.none": (  # as it was recorded on vLLM 0.32.0: the worker ends after it
+        raised(core, 2, "EngineCore failed to start.",
+               "ValueError: To serve at least one request with the model's max seq len (8192), "
+               "(0.03 GiB KV cache is needed, which is larger than the available KV cache memory "
+               "(0.03 GiB)."),
+        core(6, "Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down "
+                "executor."),
         NOT_STARTED[1],
     ),
     "gpu.fabric.down": failed_start("RuntimeError: CUDA error: system not yet initialized"),
@@ -117,6 +121,13 @@ CASES = {
         core(5, "Failing 1 request(s) due to KV load failure (failure_policy=fail, 790 tokens "
                 "affected). Request IDs: {'r1'}"),
         'INFO:     10.0.0.9:44012 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error',
+    ),
+    "nixl.peer.disconnected": (  # recorded: the other engine was killed
+        glog(3, "UCX AM send failed with status -25 (Connection reset by remote peer)"),
+        raised(
+            worker, 3, "NIXL transfer failure: transfer_exception | Context: {'request_id': 'r1'}",
+            "nixl_cu12._bindings.nixlRemoteDisconnectError: NIXL_ERR_REMOTE_DISCONNECT",
+        ),
     ),
     "kv.layout.mismatch": (
         raised(
