@@ -2,6 +2,7 @@
 
 import shlex
 from fnmatch import fnmatch
+from itertools import pairwise
 
 import pytest
 
@@ -123,7 +124,5 @@ def test_checks_that_a_fix_names_exist() -> None:
     for signature in SIGNATURES:
         for command in signature.fix.commands:
             words = shlex.split(command)
-            named = [
-                after for word, after in zip(words, words[1:], strict=False) if word == "--only"
-            ]
+            named = [after for word, after in pairwise(words) if word == "--only"]
             assert all(any(fnmatch(id, name) for id in known) for name in named), command
