@@ -11,6 +11,7 @@ from pdctl.base.problems import Loc, Problem
 from pdctl.config.model import Config, ExternalTarget, SshTarget
 from pdctl.engine import choices, example, install, ttl, versions
 from pdctl.engine.choices import ENGINE_ROLES
+from pdctl.engine.known_models import KNOWN_MODELS
 from pdctl.engine.owned import (
     ENV_HOMES,
     EQUAL_ENV,
@@ -72,6 +73,15 @@ def notices_by_topic(config: Config) -> dict[str, str]:
             "`prefill: {async_scheduling: false}`",
         ),
         (
+            "copies",
+            _ranks_with_copies(config),
+            "the tensor parallel sizes of prefill and decode differ. If the model has fewer KV "
+            f"heads than the larger ({_largest_tp(config)}) and no MLA, GPUs there hold copies "
+            "that nobody reads, and vLLM never tells them that a turn was read: it stays in "
+            "memory until it expires. Make the sizes equal, or the larger one at most the number "
+            "of KV heads",
+        ),
+        (
             "hybrid",
             not known.hma_fail_closed.value,
             f"vLLM {vllm} answers with garbage when a receive fails on a hybrid model "
@@ -114,6 +124,22 @@ def _may_overlap(config: Config) -> bool:
     """FACTS T11; the CPU platform turns the async scheduler off by itself."""
     wanted = config.prefill.async_scheduling is not False
     return config.kv.bidirectional and wanted and not choices.on_cpu(config)
+
+
+def _largest_tp(config: Config) -> int:
+    return max(choices.tensor_parallel_size(config, role) for role in ENGINE_ROLES)
+
+
+def _ranks_with_copies(config: Config) -> bool:
+    """FACTS 11; what is not known of a model may be so."""
+    sizes = {choices.tensor_parallel_size(config, role) for role in ENGINE_ROLES}
+    if len(sizes) == 1 or not config.kv.bidirectional:
+        return False
+    known = KNOWN_MODELS.get(config.model.id)
+    if known is None:
+        return True
+    heads = known.config.get("num_key_value_heads")  # MLA has none
+    return heads is not None and heads < max(sizes)
 
 
 def _one_gpu_for_two(config: Config) -> bool:

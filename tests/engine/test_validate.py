@@ -381,6 +381,26 @@ def test_plugin_off_without_streaming_handles_is_a_notice() -> None:
     assert any("conversations that stream are never reused" in text for text in notices(quiet))
 
 
+@pytest.mark.parametrize(
+    ("model", "sizes", "said"),
+    [
+        ("Qwen/Qwen3-32B", (4, 8), False),  # 8 KV heads
+        ("Qwen/Qwen3-32B", (4, 16), True),
+        ("zai-org/GLM-5-FP8", (4, 8), False),  # MLA
+        ("some/model", (4, 8), True),
+        ("some/model", (8, 8), False),
+    ],
+)
+def test_sizes_that_differ_may_leave_ranks_untold(
+    model: str, sizes: tuple[int, int], said: bool
+) -> None:
+    prefill, decode = ({"tensor_parallel_size": size} for size in sizes)
+    for roles in ((prefill, decode), (decode, prefill)):
+        one, other = roles
+        texts = notices(config(P5EN, model={"id": model}, prefill=one, decode=other))
+        assert any("never tells them that a turn was read" in text for text in texts) == said
+
+
 def test_plugin_off_with_overlapping_batches_on_prefill_is_a_notice() -> None:
     off = {"engine": {"plugin": "off"}}
     (said,) = notices(config(P5EN, **off))
