@@ -330,6 +330,7 @@ MACHINE: tuple[Signature, ...] = (
     Signature(
         id="process.crashed",
         title="a process crashed in native code",
+        generic=True,
         literals=("Segfault encountered", "Fatal Python error: "),
         pattern=r"Segfault encountered|Fatal Python error: (?P<what>\w.*)",
         severity="block",

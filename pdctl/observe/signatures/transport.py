@@ -187,12 +187,24 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="ucx.cuda.missing",
         title="UCX was built without CUDA",
-        literals=("cuda_copy' are not available",),
-        pattern=r"transports '.*cuda_copy' are not available",
+        literals=("cuda_copy' are not available", "not available, please use one or more of"),
+        pattern=r"transports? '.*cuda_copy' (?:are|is) not available",
         severity="block",
-        meaning="It cannot move GPU memory.",
+        meaning="It cannot move GPU memory. NIXL's own wheel says so where there is no GPU driver.",
         fix=Fix("use NIXL's own wheel, which brings its UCX"),
         source="lmcache#725",
+    ),
+    Signature(
+        id="ucx.device.missing",
+        title="UCX does not have what it was told to use",
+        literals=("not available, please use one or more of",),
+        pattern=r"(?:transport|device)s? (?P<names>'[^']+'(?:,'[^']+')*) (?:is|are) not available, "
+        r"please use one or more of",
+        severity="degrade",
+        meaning="A name in `UCX_NET_DEVICES` or `UCX_TLS` is not there on this host. UCX takes the "
+        "rest, and fails if there is none.",
+        fix=Fix("write one of the names that the line offers", ("pdctl up",)),
+        source="read: UCX in NIXL 1.5.1",
     ),
     Signature(
         id="efa.memlock",

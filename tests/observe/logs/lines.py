@@ -353,7 +353,17 @@ POSITIVE: dict[str, list[str]] = {
     "ucx.endpoint.timeout": ["UCX AM send failed with status -80 (Endpoint timeout)"],
     "ucx.contexts.exhausted": ["UCX ERROR mlx5dv_devx_alloc_uar(device=mlx5_0) failed"],
     "ucx.cuda_ipc.off": ["UCX DIAG cuda-ipc get zcopy disabled as no nvlinks detected"],
-    "ucx.cuda.missing": ["UCX WARN transports 'cuda_ipc','cuda_copy' are not available"],
+    "ucx.cuda.missing": [
+        "UCX WARN transports 'cuda_ipc','cuda_copy' are not available",
+        "[1796028600.108246] [vm:27411:0] ucp_context.c:1050 UCX  WARN  transport 'cuda_copy' is "
+        "not available, please use one or more of: cma, self, tcp",
+    ],
+    "ucx.device.missing": [
+        "[1796028600.108246] [vm:27411:0] ucp_context.c:1050 UCX  WARN  network device 'eth9' is "
+        "not available, please use one or more of: 'eth0'(tcp), 'lo'(tcp)",
+        "[1796028600.108246] [vm:27411:0] ucp_context.c:1050 UCX  WARN  transports 'rc','ud' are "
+        "not available, please use one or more of: cma, self, tcp",
+    ],
     "efa.memlock": [
         "Libfabric error: (-12) Cannot allocate memory",
         "EFA internal error: (4112) Failure to post internal receive buffers",
@@ -689,6 +699,7 @@ NEAR: dict[str, list[str]] = {
     "ucx.contexts.exhausted": ["mlx5dv_devx_alloc_ua"],
     "ucx.cuda_ipc.off": ["nvlinks detected"],
     "ucx.cuda.missing": ["transports 'cuda_copy' are available"],
+    "ucx.device.missing": ["it is not available, please use one or more of these"],
     "efa.memlock": ["Libfabric error: (-1) no"],
     "efa.address.refused": ["EFA internal error: (411) no"],
     "efa.register.failed": [

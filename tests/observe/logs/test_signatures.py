@@ -1,7 +1,12 @@
 """The table: each signature finds its lines and not those that are nearly so."""
 
+import shlex
+from fnmatch import fnmatch
+from itertools import pairwise
+
 import pytest
 
+from pdctl.doctor.checks import CHECKS
 from pdctl.observe.logs.scan import HOOKS
 from pdctl.observe.signatures import BY_ID, SIGNATURES
 from tests.observe.logs.helpers import ids
@@ -112,3 +117,12 @@ def test_efa_is_linked_to_gpu_memory_by_its_own_module() -> None:
     """`nvidia-peermem` is for Mellanox cards, and does not load on a p5en."""
     commands = BY_ID["efa.peer_memory.missing"].fix.commands
     assert "sudo modprobe efa_nv_peermem" in commands
+
+
+def test_checks_that_a_fix_names_exist() -> None:
+    known = [check.id for check in CHECKS]
+    for signature in SIGNATURES:
+        for command in signature.fix.commands:
+            words = shlex.split(command)
+            named = [after for word, after in pairwise(words) if word == "--only"]
+            assert all(any(fnmatch(id, name) for id in known) for name in named), command
