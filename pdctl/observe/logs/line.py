@@ -45,6 +45,12 @@ _SYSLOG = re.compile(
 )
 _SYSLOG_TAIL = re.compile(r"(?P<host>\S+) (?P<tag>[^\s\[\]:]+)\[\d+\]: ")
 _POD = re.compile(r"\[(?P<tag>pod/[^\]\s]+)\] ")
+# `stern`: pod, container, and then what a server's line begins with.
+_STERN = re.compile(
+    r"(?P<tag>[a-z0-9][a-z0-9.-]*-[a-z0-9]+) [a-z0-9][a-z0-9-]* "
+    r"(?=\([\w .=-]*\bpid=\d|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)(?: \d\d-\d\d |: {2})"
+    r"|[IWEF]\d{4} \d\d:|\d{4}-\d\d-\d\d[ T]\d\d:)"
+)
 _COMPOSE = re.compile(r"(?P<tag>[A-Za-z0-9][\w.-]*) +\| ")
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
@@ -219,7 +225,7 @@ def _tagged(line: Line, clock: Clock) -> bool:
     if found := _SYSLOG.match(message):
         line.ts = clock.read(found["time"]) or line.ts
     else:
-        found = _POD.match(message) or _COMPOSE.match(message)
+        found = _POD.match(message) or _COMPOSE.match(message) or _STERN.match(message)
     if not found:
         return False
     line.tag = found["tag"]

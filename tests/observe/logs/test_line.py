@@ -38,6 +38,10 @@ WRAPPED = {
         json.dumps({"log": VLLM + "\n", "stream": "stderr", "time": "2026-11-29T15:29:23Z"}),
         LOCAL, "",
     ),
+    "stern": (f"ms-decode-6458459f69-qxv6j vllm {VLLM}", LOCAL, "ms-decode-6458459f69-qxv6j"),
+    "stern, nested processes": (
+        f"decode-0 vllm (APIServer pid=1) {VLLM}", LOCAL, "decode-0",
+    ),
     "docker compose": (f"prefill-1  | {VLLM}", LOCAL, "prefill-1"),
     "journald": (json.dumps(JOURNAL), LOCAL, "pdctl-prefill.service"),
     "journald, bytes": (
@@ -117,3 +121,11 @@ def test_uvicorns_lines_take_the_time_of_the_line_above() -> None:
     text = VLLM + '\nINFO:     1.2.3.4:5 - "POST /v1/x HTTP/1.1" 500 Internal Server Error\n'
     assert [event.ts for event in events(text)] == [LOCAL, LOCAL]
     assert NOW > LOCAL
+
+
+@pytest.mark.parametrize("said", [
+    "the router 2026 went away", "Failed to (re)start", "decode vllm is what it says",
+    "a message about INFO 11-29 15:29:23 [x.py:1] that somebody quotes",
+])  # fmt: skip
+def test_words_are_no_pod(said: str) -> None:
+    assert parse(said.encode(), CLOCK).tag == ""
