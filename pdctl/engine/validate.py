@@ -241,6 +241,16 @@ def _known_keys(config: Config) -> Iterator[Problem]:
 _SHORTEST_LEASE_S = 6.0
 
 
+def _threshold(config: Config) -> Iterator[Problem]:
+    longest, threshold = config.model.max_model_len, config.kv.recompute_threshold
+    if config.kv.bidirectional and longest is not None and threshold >= longest:
+        yield Problem(
+            ("kv", "recompute_threshold"),
+            f"no turn would ever reuse anything: `model.max_model_len` is {longest}",
+            hint="write `bidirectional: false` to turn reuse off",
+        )
+
+
 def _buffer_device(config: Config) -> Iterator[Problem]:
     device, at = config.kv.buffer_device, ("kv", "buffer_device")
     if device == "cpu" and config.engine.install == "pip":
@@ -405,6 +415,7 @@ _ALWAYS: tuple[_Rule, ...] = (
     _buffer_device,
     _backends,
     _load_failure_policy,
+    _threshold,
     _tensor_parallel,
     _gpus,
     _cpu_cache,

@@ -202,6 +202,16 @@ def test_decode_must_keep_blocks_longer_than_the_example_proxy_offers_them(
     assert found(kv={"decoder_ttl": seconds}) == []
 
 
+def test_a_threshold_that_no_prompt_reaches() -> None:
+    (problem,) = found(kv={"recompute_threshold": 8192})
+    assert problem[0] == "kv.recompute_threshold"
+    assert "no turn would ever reuse" in problem[1]
+    assert found(kv={"recompute_threshold": 8191}) == []
+    off = {"recompute_threshold": 8192, "bidirectional": False}
+    assert found(kv=off) == []
+    assert found(P5EN, model={"max_model_len": None}, kv={"recompute_threshold": 10**6}) == []
+
+
 # --- what has a home, and what must be equal -----------------------------------------------------
 
 
