@@ -215,7 +215,9 @@ class NvidiaFacts:
         driver: version of the kernel module, from /proc.
         open_module: it is the open one, which GPUDirect over EFA needs.
         modules: of `nvidia_peermem`, `efa_nv_peermem`, `gdrdrv`, `nvidia`, those that are loaded.
-        fabric_manager: state of its service, such as `active`; None where there is none.
+        switches: NVSwitches that the PCI bus has; None when unknown.
+        fabric_manager: state of its service, such as `active`, or `not installed`; None where
+            systemd is not there to tell.
         error: what nvidia-smi said instead.
     """
 
@@ -224,6 +226,7 @@ class NvidiaFacts:
     driver: str | None = None
     open_module: bool | None = None
     modules: tuple[str, ...] = ()
+    switches: int | None = None
     fabric_manager: str | None = None
     error: str = ""
 

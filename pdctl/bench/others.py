@@ -87,10 +87,12 @@ def _multi_turn(file: str, rows: Sequence[Mapping[str, Any]]) -> Other:
 
 def _aiperf(file: str, value: Mapping[str, Any]) -> Other:
     first = value["time_to_first_token"]
+    # Where the block itself has no count, this has it.
+    answered = first.get("count") or _number(value.get("request_count", {}).get("avg"))
     return Other(
         file,
         "aiperf",
-        first.get("count"),
+        None if answered is None else int(answered),
         _in_ms(first, "p50"),
         _in_ms(first, "p95"),
         _in_ms(value.get("inter_token_latency", {}), "p50"),

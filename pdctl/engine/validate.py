@@ -11,6 +11,7 @@ from pdctl.base.problems import Loc, Problem
 from pdctl.config.model import Config, ExternalTarget, SshTarget
 from pdctl.engine import choices, example, install, ttl, versions
 from pdctl.engine.choices import ENGINE_ROLES
+from pdctl.engine.known_models import KNOWN_MODELS
 from pdctl.engine.owned import (
     ENV_HOMES,
     EQUAL_ENV,
@@ -65,6 +66,22 @@ def notices_by_topic(config: Config) -> dict[str, str]:
             "conversations that stream are never reused",
         ),
         (
+            "overlap",
+            config.engine.plugin == "off" and _may_overlap(config),
+            "with overlapping batches prefill may pull into blocks that a step under way still "
+            "writes, which spoils the KV without a word, and `engine.plugin` is off: write "
+            "`prefill: {async_scheduling: false}`",
+        ),
+        (
+            "copies",
+            _ranks_with_copies(config),
+            "the tensor parallel sizes of prefill and decode differ. If the model has fewer KV "
+            f"heads than the larger ({_largest_tp(config)}) and no MLA, GPUs there hold copies "
+            "that nobody reads, and vLLM never tells them that a turn was read: it stays in "
+            "memory until it expires. Make the sizes equal, or the larger one at most the number "
+            "of KV heads",
+        ),
+        (
             "hybrid",
             not known.hma_fail_closed.value,
             f"vLLM {vllm} answers with garbage when a receive fails on a hybrid model "
@@ -79,9 +96,19 @@ def notices_by_topic(config: Config) -> dict[str, str]:
         ),
         (
             "segments",
-            any("expandable_segments:True" in value for value in _all_env(config)),
+            any(
+                "expandable_segments:True" in value
+                for env in _envs(config)
+                for value in env.values()
+            ),
             "`expandable_segments:True` was reported to make NIXL transfers some 600 times slower "
             "(nixl#1754)",
+        ),
+        (
+            "rust",
+            any(env.get(_RUST, "0") not in ("", "0") for env in _envs(config)),
+            f"`{_RUST}`: the Rust front end takes no prompt ids from the router (read in 0.33.0), "
+            "and nothing was proven with it",
         ),
         (
             "off",
@@ -103,6 +130,28 @@ def notices_by_topic(config: Config) -> dict[str, str]:
     return {topic: text for topic, applies, text in said if applies}
 
 
+def _may_overlap(config: Config) -> bool:
+    """FACTS T11; the CPU platform turns the async scheduler off by itself."""
+    wanted = config.prefill.async_scheduling is not False
+    return config.kv.bidirectional and wanted and not choices.on_cpu(config)
+
+
+def _largest_tp(config: Config) -> int:
+    return max(choices.tensor_parallel_size(config, role) for role in ENGINE_ROLES)
+
+
+def _ranks_with_copies(config: Config) -> bool:
+    """FACTS 11; what is not known of a model may be so."""
+    sizes = {choices.tensor_parallel_size(config, role) for role in ENGINE_ROLES}
+    if len(sizes) == 1 or not config.kv.bidirectional:
+        return False
+    known = KNOWN_MODELS.get(config.model.id)
+    if known is None:
+        return True
+    heads = known.config.get("num_key_value_heads")  # MLA has none
+    return heads is not None and heads < max(sizes)
+
+
 def _one_gpu_for_two(config: Config) -> bool:
     if not choices.is_local(config) or choices.buffer_device(config) != "cuda":
         return False
@@ -112,11 +161,11 @@ def _one_gpu_for_two(config: Config) -> bool:
     return len(devices) == 1 and sum(shares) > 1
 
 
-def _all_env(config: Config) -> list[str]:
-    sections = (config.model, config.prefill, config.decode)
-    return [value for section in sections for value in section.env.values()]
+def _envs(config: Config) -> list[Mapping[str, str]]:
+    return [section.env for section in (config.model, config.prefill, config.decode)]
 
 
+_RUST = "VLLM_USE_RUST_FRONTEND"
 _GPU_SHARE = 0.9  # vLLM's default; some releases take 0.92
 
 
@@ -200,6 +249,16 @@ def _known_keys(config: Config) -> Iterator[Problem]:
 
 
 _SHORTEST_LEASE_S = 6.0
+
+
+def _threshold(config: Config) -> Iterator[Problem]:
+    longest, threshold = config.model.max_model_len, config.kv.recompute_threshold
+    if config.kv.bidirectional and longest is not None and threshold >= longest:
+        yield Problem(
+            ("kv", "recompute_threshold"),
+            f"no turn would ever reuse anything: `model.max_model_len` is {longest}",
+            hint="write `bidirectional: false` to turn reuse off",
+        )
 
 
 def _buffer_device(config: Config) -> Iterator[Problem]:
@@ -341,6 +400,8 @@ def _variable(config: Config, name: str, value: str, *, of_role: bool) -> str | 
         return None
     if name in ENV_HOMES:
         return f"`{name}` does not belong here: {ENV_HOMES[name]}"
+    if name == "CUDA_VISIBLE_DEVICES" and _gives_gpus(config):
+        return f"`{name}` would replace what the `gpus` of a host in `target.hosts` says"
     if name.startswith("PDCTL_"):
         return f"`{name}` does not belong here: pdctl's plugin is told by pdctl"
     if name == "VLLM_PLUGINS" and plugin and "pdctl" not in value.split(","):
@@ -350,6 +411,13 @@ def _variable(config: Config, name: str, value: str, *, of_role: bool) -> str | 
     return None
 
 
+def _gives_gpus(config: Config) -> bool:
+    if not isinstance(config.target, SshTarget):
+        return False
+    hosts = config.target.hosts
+    return any(host.gpus for host in (*hosts.prefill, *hosts.decode))
+
+
 _Rule = Callable[[Config], Iterator[Problem]]
 _ALWAYS: tuple[_Rule, ...] = (
     _existing,
@@ -357,6 +425,7 @@ _ALWAYS: tuple[_Rule, ...] = (
     _buffer_device,
     _backends,
     _load_failure_policy,
+    _threshold,
     _tensor_parallel,
     _gpus,
     _cpu_cache,

@@ -22,7 +22,16 @@ of pdctl, syntax of Python 3.10. Everything it is told comes from the environmen
 import os
 from collections.abc import Mapping
 
-from . import _status, lease_renewal, live_ttl, quiet_progress, quiet_queue, streaming_handles
+from . import (
+    _status,
+    lease_renewal,
+    live_ttl,
+    pull_once,
+    quiet_progress,
+    quiet_queue,
+    settled_frees,
+    streaming_handles,
+)
 from ._guard import LOGGER, Build, Guard, Lever, Off
 
 __all__ = ["LEVERS", "register"]
@@ -31,6 +40,8 @@ LEVERS: dict[str, Build] = {
     "streaming_handles": streaming_handles.lever,
     "live_ttl": live_ttl.lever,
     "lease_renewal": lease_renewal.lever,
+    "settled_frees": settled_frees.lever,
+    "pull_once": pull_once.lever,
     "quiet_progress": quiet_progress.lever,
     "quiet_queue": quiet_queue.lever,
 }

@@ -44,6 +44,7 @@ class Watcher:
         self._models: dict[str, str] = {}
         # What a probe sees of decode's memory, another one must not change.
         self._probing = {url: asyncio.Lock() for url in shared.fleet.decode}
+        self._proving = {key: asyncio.Lock() for key in shared.fleet.pairs}
         self._others: dict[str, int] = {}
         self._ready_told = False
         self._renewer = Renewer(shared)
@@ -176,7 +177,11 @@ class Watcher:
         return isinstance(answer, Answer) and isinstance(answer.json.get("token_ids"), list)
 
     async def _prove(self, key: Key) -> None:
-        """Probe a pair if that is due."""
+        """Probe a pair if that is due, and nobody does."""
+        async with self._proving[key]:
+            await self._prove_alone(key)
+
+    async def _prove_alone(self, key: Key) -> None:
         pair = self._shared.fleet.pairs[key]
         if not self._due(pair, asyncio.get_running_loop().time()):
             return

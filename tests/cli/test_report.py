@@ -14,6 +14,8 @@ from pdctl.bench.others import read_other
 from tests.bench import rows
 from tests.cli.helpers import run_cli
 
+REAL = Path(__file__).parent.parent / "data" / "bench"
+
 
 class Tables(HTMLParser):
     """The rows of all tables of a page, by the table's class."""
@@ -182,25 +184,37 @@ def test_what_other_tools_measured(tmp_path: Path) -> None:
         for n in (10, 20, 90)
     ]
     multi.write_text(json.dumps(turns))
-    serve = tmp_path / "serve.json"
-    serve.write_text(
+    brief = tmp_path / "brief.json"
+    brief.write_text(
         json.dumps({"completed": 3, "median_ttft_ms": 21.5, "median_tpot_ms": 4.0, "ttfts": []})
     )
     detailed = tmp_path / "detailed.json"
     detailed.write_text(json.dumps({"completed": 3, "ttfts": [0.01, 0.02, 0.03]}))
-    aiperf = tmp_path / "profile_export_aiperf.json"
-    block = {"unit": "s", "p50": 0.031, "p95": 0.05, "count": 7}
-    aiperf.write_text(json.dumps({"time_to_first_token": block}))
+    old = tmp_path / "profile_export_aiperf.json"
+    block = {"unit": "s", "p50": 0.031, "p95": 0.05}
+    old.write_text(json.dumps({"time_to_first_token": block, "request_count": {"avg": 7.0}}))
     assert (read_other(multi).ttft, read_other(multi).total) == (20.0, 100.0)
-    assert (read_other(serve).ttft, read_other(serve).ttft_p95) == (21.5, None)
+    assert (read_other(brief).ttft, read_other(brief).ttft_p95) == (21.5, None)
     assert (read_other(detailed).ttft, read_other(detailed).requests) == (20.0, 3)
-    assert (read_other(aiperf).ttft, read_other(aiperf).requests) == (31.0, 7)
+    assert (read_other(old).ttft, read_other(old).requests) == (31.0, 7)
     run = rows.write(tmp_path / "r")
-    done = run_cli("report", str(run), str(multi), str(aiperf), "--no-pictures")
+    done = run_cli("report", str(run), str(multi), str(REAL / "aiperf-0.13.json"), "--no-pictures")
     assert done.exit_code == 0
     page = (run / "report.html").read_text()
     assert "Measured by other tools" in page
     assert "vLLM&#39;s multi-turn benchmark" in page
+
+
+def test_real_files_of_other_tools() -> None:
+    """Written by both tools for six requests through the router to the real local pair."""
+    serve, aiperf = read_other(REAL / "serve-0.32.json"), read_other(REAL / "aiperf-0.13.json")
+    assert (serve.tool, serve.requests, aiperf.tool, aiperf.requests) == (
+        "vllm bench serve", 6, "aiperf", 6,
+    )  # fmt: skip
+    said = [serve.ttft, serve.ttft_p95, serve.tpot, serve.total]
+    assert said == pytest.approx([87.9, 105.8, 10.3, 243.1], abs=0.1)
+    said = [aiperf.ttft, aiperf.ttft_p95, aiperf.tpot, aiperf.total]
+    assert said == pytest.approx([83.2, 94.3, 5.7, 207.2], abs=0.1)
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def p5en_parts() -> dict[str, Any]:
         "nvidia": {
             "smi": ran(samples.SMI_P5EN),
             "version": samples.PROC_OPEN,
-            "pci": [{"class": "0x030200"}] * 8,
+            "pci": [{"class": "0x030200"}] * 8 + [{"class": "0x068000"}] * 4,
             "modules": ["nvidia", "efa_nv_peermem"],
             "fabric_manager": ran("active\n"),
         },

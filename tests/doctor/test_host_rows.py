@@ -361,6 +361,41 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
         "nvidia-fabricmanager is failed",
     ),
     (
+        "host.gpu.fabric_manager",
+        lambda: p5en(nvidia={"fabric_manager": ran("inactive\n", status=4)}),
+        "fail",
+        "nvidia-fabricmanager is not installed, and the PCI bus has 4 NVSwitches",
+    ),
+    (
+        "host.gpu.fabric_manager",  # their switches are no devices of the host's
+        lambda: p5en(
+            nvidia={
+                "fabric_manager": ran("failed\n", status=3),
+                "pci": [{"class": "0x030200"}] * 8,
+                "smi": ran(samples.SMI_P5EN.replace("H200", "B200")),
+            }
+        ),
+        "fail",
+        "nvidia-fabricmanager is failed",
+    ),
+    (
+        "host.gpu.direct",  # libfabric takes DMA-BUF first, which needs no such module
+        lambda: p5en(
+            efa={"devices": [rdma(name, p2p="") for name in P5EN]}, nvidia={"modules": ["nvidia"]}
+        ),
+        "warn",
+        "DMA-BUF is left",
+    ),
+    (
+        "host.gpu.direct",
+        lambda: p5en(
+            efa={"devices": [rdma(name, p2p="") for name in P5EN]},
+            nvidia={"version": samples.PROC_CLOSED, "modules": ["nvidia"]},
+        ),
+        "fail",
+        "closed module",
+    ),
+    (
         "host.gpu.direct",
         lambda: p5en(
             efa={"devices": [rdma(name, p2p="") for name in P5EN], "module": "2.15.0"},
@@ -405,6 +440,15 @@ BROKEN: list[tuple[str, Make, Status, str]] = [
     ),
     ("host.nixl.backend", lambda: p5en(nixl={"LIBFABRIC": ran(status=-11)}), "fail", "signal 11"),
 ]
+
+
+def test_a_fabric_manager_without_a_fabric_has_nothing_to_do() -> None:
+    """As on a g6e with AWS's image, which brings the service: it ends with NOTHING_TO_DO."""
+    host = p5en(
+        nvidia={"fabric_manager": ran("failed\n", status=3), "pci": [{"class": "0x030200"}] * 8}
+    )
+    found = verdict("host.gpu.fabric_manager", host)
+    assert (found.status, found.evidence) == ("skip", ("the PCI bus has no NVSwitch",))
 
 
 @pytest.mark.parametrize(("check", "make", "status", "evidence"), BROKEN)

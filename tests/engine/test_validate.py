@@ -202,6 +202,16 @@ def test_decode_must_keep_blocks_longer_than_the_example_proxy_offers_them(
     assert found(kv={"decoder_ttl": seconds}) == []
 
 
+def test_a_threshold_that_no_prompt_reaches() -> None:
+    (problem,) = found(kv={"recompute_threshold": 8192})
+    assert problem[0] == "kv.recompute_threshold"
+    assert "no turn would ever reuse" in problem[1]
+    assert found(kv={"recompute_threshold": 8191}) == []
+    off = {"recompute_threshold": 8192, "bidirectional": False}
+    assert found(kv=off) == []
+    assert found(P5EN, model={"max_model_len": None}, kv={"recompute_threshold": 10**6}) == []
+
+
 # --- what has a home, and what must be equal -----------------------------------------------------
 
 
@@ -245,12 +255,20 @@ def test_parallelism_that_does_not_go_with_reuse(name: str) -> None:
         "--no_enable_prefix_caching",
         "--no-enable-prompt-tokens-details",
         "--speculative-config.num_speculative_tokens",
+        "--spec-method",  # 0.33's short form of it
+        "--spec_tokens=3",
+        "--disable-log-stats",
+        "--data-parallel-rank=1",
+        "--no-disable-sliding-window",
+        "--reasoning-effort-map.high",
         "-q",
         "-qfp8",
         "-tp",
         "-tp=4",
         "-sc",
         "-pcp=2",
+        "-dpl=1",
+        "-dpe",
     ],
 )
 def test_no_spelling_gets_through(argument: str) -> None:
@@ -315,6 +333,17 @@ def test_role_variables_that_may_differ() -> None:
     assert found(decode={"env": {"OMP_NUM_THREADS": "2", "UCX_TLS": "tcp"}}) == []
 
 
+@pytest.mark.parametrize("section", ["model", "prefill", "decode"])
+def test_gpus_that_are_given_by_host_are_not_given_again(section: str) -> None:
+    env = {"env": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}}
+    assert found(P5EN, **{section: env}) == []
+    prefill = {"address": "10.0.0.1", "gpus": list(range(8))}
+    hosts = {"prefill": [prefill], "decode": [{"address": "10.0.0.2"}]}
+    (problem,) = found(P5EN, target={"kind": "ssh", "hosts": hosts}, **{section: env})
+    assert problem[0] == f"{section}.env.CUDA_VISIBLE_DEVICES"
+    assert "`gpus` of a host" in problem[1]
+
+
 # --- all together --------------------------------------------------------------------------------
 
 
@@ -360,7 +389,41 @@ def test_plugin_off_without_streaming_handles_is_a_notice() -> None:
     quiet = config(merged(LOCAL, {"engine": {"plugin": "off"}}))
     assert problems(quiet) == []
     assert any("conversations that stream are never reused" in text for text in notices(quiet))
-    assert notices(config(P5EN, engine={"plugin": "off"})) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "said"),
+    [
+        ("Qwen/Qwen3-32B", (4, 8), False),  # 8 KV heads
+        ("Qwen/Qwen3-32B", (4, 16), True),
+        ("zai-org/GLM-5-FP8", (4, 8), False),  # MLA
+        ("some/model", (4, 8), True),
+        ("some/model", (8, 8), False),
+    ],
+)
+def test_sizes_that_differ_may_leave_ranks_untold(
+    model: str, sizes: tuple[int, int], said: bool
+) -> None:
+    prefill, decode = ({"tensor_parallel_size": size} for size in sizes)
+    for roles in ((prefill, decode), (decode, prefill)):
+        one, other = roles
+        texts = notices(config(P5EN, model={"id": model}, prefill=one, decode=other))
+        assert any("never tells them that a turn was read" in text for text in texts) == said
+
+
+def test_the_rust_front_end_is_a_notice() -> None:
+    for value, said in (("1", True), ("0", False), ("", False)):
+        env = {"VLLM_USE_RUST_FRONTEND": value}
+        texts = notices(config(P5EN, decode={"env": env}))
+        assert any("Rust front end" in text for text in texts) == said
+
+
+def test_plugin_off_with_overlapping_batches_on_prefill_is_a_notice() -> None:
+    off = {"engine": {"plugin": "off"}}
+    (said,) = notices(config(P5EN, **off))
+    assert "may pull into blocks that a step under way still writes" in said
+    assert notices(config(P5EN, **off, prefill={"async_scheduling": False})) == []
+    assert not any("under way" in text for text in notices(config(merged(LOCAL, off))))
 
 
 def test_the_community_build_is_named_as_such() -> None:

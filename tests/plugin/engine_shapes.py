@@ -10,6 +10,8 @@ from pathlib import Path
 _CHAT = "vllm/entrypoints/openai/chat_completion/serving.py"
 _COMPLETION = "vllm/entrypoints/openai/completion/serving.py"
 _SCHEDULER = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py"
+_PULLS = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py"
+_CORE = "vllm/v1/core/sched/scheduler.py"
 _CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/connector.py"
 
 _CHAT_032 = '''
@@ -198,6 +200,68 @@ class NixlPullConnectorWorker(NixlBaseConnectorWorker):
         done_sending.add(req_id)
 """
 
+_CORE_SCHEDULER_032 = """
+class Scheduler:
+    def __init__(self, vllm_config):
+        self.vllm_config = vllm_config
+        self.defer_block_free = False
+        kv_transfer_config = self.vllm_config.kv_transfer_config
+        if kv_transfer_config is not None:
+            multiple_inflight_batches = self.vllm_config.max_concurrent_batches > 1
+            if multiple_inflight_batches and kv_transfer_config.is_kv_consumer:
+                self.defer_block_free = True
+        self.sched_step_seq = 0
+        self.processed_step_seq = 0
+        self.deferred_frees = []
+        self.free_blocks = set()
+
+    def schedule(self, blocks):
+        if self.defer_block_free:
+            self.sched_step_seq += 1
+
+    def update_from_output(self):
+        if self.defer_block_free:
+            self.processed_step_seq += 1
+            while self.deferred_frees and self.deferred_frees[0][0] <= self.processed_step_seq:
+                self.free_blocks |= self.deferred_frees.pop(0)[1]
+
+    def free(self, blocks):
+        if not self.defer_block_free or self.sched_step_seq <= self.processed_step_seq:
+            self.free_blocks |= set(blocks)
+        else:
+            self.deferred_frees.append((self.sched_step_seq, set(blocks)))
+
+class AsyncScheduler(Scheduler):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+"""
+
+_PULLS_032 = """
+class NixlPullConnectorScheduler:
+    def __init__(self):
+        self._reqs_need_recv = {}
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        params = request.kv_transfer_params
+        if params is not None and params.get("do_remote_prefill"):
+            return 100 - num_computed_tokens, True
+        if params is not None and params.get("do_remote_decode") and params.get("remote_block_ids"):
+            return params["remote_num_tokens"] - num_computed_tokens, True
+        return 0, False
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        params = request.kv_transfer_params
+        if not params:
+            return
+        if params.get("do_remote_prefill") or (
+            params.get("do_remote_decode") and not params.get("_remote_blocks_processed")
+        ):
+            if params.get("remote_block_ids"):
+                self._reqs_need_recv[request.request_id] = num_external_tokens
+            params["do_remote_prefill"] = False
+            params["_remote_blocks_processed"] = True
+"""
+
 _SCHEDULER_OLDER = """
 class NixlBaseConnectorScheduler:
     def __init__(self, extra_config):
@@ -234,8 +298,12 @@ for name in ("_bindings", "_api"):
     setattr(sys.modules[__name__], name, module)
 """
 
-VLLM_032 = {_CHAT: _CHAT_032, _COMPLETION: _COMPLETION_032, _SCHEDULER: _SCHEDULER_032}
-VLLM_033 = {_CHAT: _CHAT_033, _COMPLETION: _COMPLETION_033, _SCHEDULER: _SCHEDULER_032}
+SCHEDULER = {_CORE: _CORE_SCHEDULER_032}
+"""The scheduler of the engine core: when it reuses blocks."""
+PULLS = {_PULLS: _PULLS_032}
+_SCHEDULERS = {_SCHEDULER: _SCHEDULER_032, **PULLS, **SCHEDULER}
+VLLM_032 = {_CHAT: _CHAT_032, _COMPLETION: _COMPLETION_032, **_SCHEDULERS}
+VLLM_033 = {_CHAT: _CHAT_033, _COMPLETION: _COMPLETION_033, **_SCHEDULERS}
 VLLM_OLDER_SCHEDULER = {**VLLM_032, _SCHEDULER: _SCHEDULER_OLDER}
 VLLM_LEASES = {_CONNECTOR: _CONNECTOR_032}
 VLLM_WITHOUT_ANY = {"vllm/__init__.py": ""}

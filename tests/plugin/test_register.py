@@ -21,6 +21,8 @@ MODULES = (
     "vllm.entrypoints.openai.chat_completion.serving",
     "vllm.entrypoints.openai.completion.serving",
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler",
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler",
+    "vllm.v1.core.sched.scheduler",
     "nixl",
 )
 
@@ -52,7 +54,9 @@ def test_all_levers(
     said = [message.split(":")[1].strip() for message in caplog.messages]
     assert sorted(said) == [
         "live_ttl applied",
+        "pull_once applied",
         "quiet_progress applied",
+        "settled_frees applied",
         "streaming_handles applied",
     ]
     assert all(message.startswith("pdctl plugin: ") for message in caplog.messages)
@@ -90,7 +94,7 @@ def test_only_the_wanted_levers(
     _start_engine()
     assert caplog.messages == [
         "pdctl plugin: no lever is called warp_drive; there are streaming_handles, live_ttl,"
-        " lease_renewal, quiet_progress, quiet_queue",
+        " lease_renewal, settled_frees, pull_once, quiet_progress, quiet_queue",
         "pdctl plugin: live_ttl applied: NixlBaseConnectorScheduler.decoder_kv_blocks_ttl"
         " follows ttl.json",
     ]
@@ -155,6 +159,8 @@ print(json.dumps([json.loads(file.read_text()) for file in files]))
         "streaming_handles": "waiting",
         "live_ttl": "applied",
         "lease_renewal": "off",
+        "settled_frees": "waiting",
+        "pull_once": "waiting",
         "quiet_progress": "off",
         "quiet_queue": "off",
     }

@@ -41,6 +41,22 @@ def test_only_equal_tokens_with_certain_kv_are_reused(
         assert count <= len(prompt)
 
 
+@given(IDS, IDS, IDS, st.integers(0, 100))
+def test_what_goes_on_from_a_turn_reuses_all_that_is_certain_and_no_more(
+    prompt: list[int], generated: list[int], more: list[int], claimed: int
+):
+    """`remote_num_tokens` may be too high, and the last generated token has no KV (FACTS 10)."""
+    held = retained(
+        ids(*prompt),
+        ids(*generated),
+        completion_tokens=len(generated),
+        remote_num_tokens=claimed,
+    )
+    new = [*prompt, *generated, *more]
+    certain = min(len(prompt) + len(generated) - 1, claimed, len(new) - 1)
+    assert reusable_tokens(held, ids(*new)) == max(0, certain)
+
+
 def test_fewer_blocks_than_tokens_need_means_another_block_size():
     assert covers(d_params(9), 4)
     assert not covers(d_params(9), 2)

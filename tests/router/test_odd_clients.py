@@ -23,7 +23,7 @@ from pdctl.router.serve import allow_many_files, serving
 from pdctl.router.server import Router
 from pdctl.router.settings import RouterSettings
 from pdctl.router.store import Total
-from tests.router.fake import FakeEngine, running
+from tests.router.fake import FakeEngine, ids_of, running
 from tests.router.test_server import LONG, World, answered, user, world
 
 CHAT = "/v1/chat/completions"
@@ -511,7 +511,9 @@ async def test_the_handle_of_an_answer_that_nobody_read_is_found(
         await response.prepare(request)
         begins.set()
         w.d.held["d"], handle = [1], w.d._params("d", 20)
-        chunks = [chunk async for chunk in w.d._chunks(body, [1], ["a", "b"], [2, 3], handle)]
+        chunks = [
+            chunk async for chunk in w.d._chunks(body, ids_of(body), ["a", "b"], [2, 3], handle)
+        ]
         events = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks]
         if begun:
             await response.write(b"".join(events[:2]))
@@ -550,7 +552,9 @@ async def test_who_reads_slowly_and_leaves_makes_no_handle_younger(
 
     async def at_once(request: web.Request, body: dict[str, Any]) -> web.Response:
         w.d.held["d"], handle = [1], w.d._params("d", 20)
-        chunks = [chunk async for chunk in w.d._chunks(body, [1], ["a", "b"], [2, 3], handle)]
+        chunks = [
+            chunk async for chunk in w.d._chunks(body, ids_of(body), ["a", "b"], [2, 3], handle)
+        ]
         events = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks]
         return web.Response(body=b"".join(events), content_type="text/event-stream")
 

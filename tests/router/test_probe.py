@@ -61,6 +61,14 @@ async def test_a_pair_is_proven_and_nothing_stays_pinned() -> None:
         assert d.held == {}
 
 
+async def test_two_looks_at_once_are_one_probe() -> None:
+    p, d = FakeEngine("prefill"), FakeEngine("decode", blocks=1000)
+    async with watched(p, d) as router:
+        await asyncio.gather(router.watcher.look(), router.watcher.look())
+        assert a_pair(router).verdict == "ok"
+        assert len(p.pulls) == 1
+
+
 async def test_a_one_sided_prefill_is_found_without_a_request_that_hangs() -> None:
     """T7: each one that hangs keeps blocks, and a core, until prefill restarts."""
     p, d = FakeEngine("prefill", one_sided=True), FakeEngine("decode", blocks=1000)

@@ -246,6 +246,20 @@ async def test_a_deadline_holds_between_routers_whose_clocks_began_elsewhere(
         assert one.deadline - apart == pytest.approx(handle.deadline, abs=1)
 
 
+async def test_a_server_whose_clock_was_set_back_makes_no_deadline_later(
+    server: RedisServer,
+) -> None:
+    async with a_store(server, name=new_name()) as store:
+        await found(store)
+        assert store._moment is not None
+        at, ms = store._moment
+        store._moment = (at, ms + 60_000)  # what it said before
+        handle = kept(deadline=time.monotonic() + 30)
+        await store.put(handle)
+        (one,) = await store.find(SCOPE, ids(1, 2, 3, 4, 5), NAMED)
+        assert one.deadline <= handle.deadline
+
+
 async def test_what_has_expired_is_neither_found_nor_taken_but_told(server: RedisServer) -> None:
     async with a_store(server, name=new_name()) as store:
         await store.put(kept(deadline=time.monotonic() + 0.2))

@@ -176,8 +176,9 @@ async def test_the_least_worthy_goes_first_and_only_as_many_as_are_needed(
 ) -> None:
     async with new_store() as store:
         await store.put(numbered(1, list(range(40))))
-        await store.put(numbered(2, list(range(8)), engine="e1_dp1"))
+        # It is older, and came back more often.
         await store.put(numbered(3, list(range(8)), turns=5))
+        await store.put(numbered(2, list(range(8)), engine="e1_dp1"))
         await store.put(numbered(4, list(range(2)), decode="http://d:2"))
         assert names(await store.take_least(D, 1)) == ["d2"]
         assert names(await store.take_least(D, BLOCK * 3)) == ["d3", "d1"]

@@ -9,6 +9,9 @@ from pdctl.observe.host.raw import at_least, numbers
 _DRIVER_OF_CUDA = {13: "580", 12: "525.60.13"}
 """The oldest driver for each CUDA; NVIDIA's compatibility table."""
 _EFA_FOR_580 = "2.17.3"  # installer 1.43.3: "Support P2P with NVIDIA 580 drivers"
+_HIDDEN_SWITCHES = ("B200", "B300")
+"""GPUs whose NVSwitches are no devices of NVIDIA's on the PCI bus."""
+_START = ("sudo systemctl enable --now nvidia-fabricmanager",)
 _BUSY = 0.05  # of a GPU's memory; a driver alone takes less
 
 
@@ -97,11 +100,23 @@ def _memory(host: HostFacts, want: HostWant, nvidia: NvidiaFacts) -> Verdict:
 
 
 def _fabric_manager(host: HostFacts, want: HostWant, nvidia: NvidiaFacts) -> Verdict:
-    if nvidia.fabric_manager is None:
-        return skipped("there is no service nvidia-fabricmanager; only NVSwitch hosts need it")
-    if nvidia.fabric_manager != "active":
-        return failed(f"nvidia-fabricmanager is {nvidia.fabric_manager}, expected active")
-    return passed("nvidia-fabricmanager is active")
+    state = nvidia.fabric_manager
+    if state is None:
+        return skipped("systemd is not there to tell of nvidia-fabricmanager")
+    if state == "active":
+        return passed("nvidia-fabricmanager is active")
+    hidden = any(each in gpu.name for gpu in nvidia.gpus for each in _HIDDEN_SWITCHES)
+    if nvidia.switches == 0 and not hidden:
+        return skipped("the PCI bus has no NVSwitch")
+    if state == "not installed":
+        if not nvidia.switches:
+            return skipped("there is no service nvidia-fabricmanager; only NVSwitch hosts need it")
+        return failed(
+            f"nvidia-fabricmanager is not installed, and the PCI bus has {nvidia.switches} "
+            "NVSwitches",
+            fix=Fix("install it in exactly the driver's version, then start it", _START),
+        )
+    return failed(f"nvidia-fabricmanager is {state}, expected active")
 
 
 def _direct(host: HostFacts, want: HostWant, efa: EfaFacts) -> Verdict:
@@ -115,17 +130,23 @@ def _direct(host: HostFacts, want: HostWant, efa: EfaFacts) -> Verdict:
     if not closed:
         ways = ", ".join(sorted(each for each in said if each))
         return passed(f"all {len(efa.devices)} devices reach GPU memory ({ways})")
-    return failed(
-        f"{', '.join(closed)}: `device/p2p` is empty, so they do not reach GPU memory",
-        *_why_closed(nvidia, efa),
-    )
+    empty = f"{', '.join(closed)}: `device/p2p` is empty, so the driver has no way to GPU memory"
+    why = _why_closed(nvidia, efa)
+    if nvidia.open_module and not _too_old_for_driver(nvidia, efa):
+        left = "DMA-BUF is left, which libfabric tries first"
+        return warned(empty, *why, left, severity="degrade")
+    return failed(empty, *why)
+
+
+def _too_old_for_driver(nvidia: NvidiaFacts, efa: EfaFacts) -> bool:
+    return bool(at_least(nvidia.driver, "580")) and at_least(efa.module, _EFA_FOR_580) is False
 
 
 def _why_closed(nvidia: NvidiaFacts, efa: EfaFacts) -> list[str]:
     why = []
     if nvidia.open_module is False:
         why.append(f"driver {nvidia.driver} is NVIDIA's closed module, expected the open one")
-    if at_least(nvidia.driver, "580") and at_least(efa.module, _EFA_FOR_580) is False:
+    if _too_old_for_driver(nvidia, efa):
         why.append(
             f"module efa {efa.module} with driver {nvidia.driver}, expected {_EFA_FOR_580} or newer"
         )
@@ -179,12 +200,12 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         id="host.gpu.fabric_manager",
-        title="the fabric manager runs where it is installed",
+        title="the fabric manager runs where there are NVSwitches",
         scope="host",
         severity="block",
         judge=_on_gpus(of_part("nvidia", _fabric_manager)),
         meaning="On hosts with NVSwitch no CUDA program starts without it.",
-        fix=Fix("start it", ("sudo systemctl enable --now nvidia-fabricmanager",)),
+        fix=Fix("start it; where it refuses, install it in exactly the driver's version", _START),
         needs=("host.reach", "host.gpu.driver"),
     ),
     Check(

@@ -10,6 +10,7 @@ _LINE = re.compile(
 )
 _DRIVER = re.compile(r"^NVRM version:.*?\b(\d{3,4}\.\d+(?:\.\d+)?)\b", re.MULTILINE)
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
+_SWITCH_CLASS = ("0x0680",)  # a bridge of NVIDIA's is an NVSwitch
 _MODULES = ("nvidia", "nvidia_peermem", "efa_nv_peermem", "gdrdrv")
 
 
@@ -25,10 +26,11 @@ def read_nvidia(raw: object) -> NvidiaFacts:
         error = printed.strip().splitlines()[-1][:300] if printed.strip() else ""
     return NvidiaFacts(
         gpus=gpus,
-        on_bus=_on_bus(answer.get("pci")),
+        on_bus=_on_bus(answer.get("pci"), _GPU_CLASSES),
         driver=driver[1] if driver else next((gpu.driver for gpu in gpus if gpu.driver), None),
         open_module="Open Kernel Module" in version if version else None,
         modules=tuple(name for name in _MODULES if name in items(answer.get("modules"))),
+        switches=_on_bus(answer.get("pci"), _SWITCH_CLASS),
         fabric_manager=_service(answer.get("fabric_manager")),
         error=error,
     )
@@ -46,15 +48,18 @@ def _gpu(match: re.Match[str]) -> Gpu:
     )
 
 
-def _on_bus(pci: object) -> int | None:
+def _on_bus(pci: object, classes: tuple[str, ...]) -> int | None:
     if not isinstance(pci, list):
         return None
-    return sum(text(mapping(each).get("class")).startswith(_GPU_CLASSES) for each in pci)
+    return sum(text(mapping(each).get("class")).startswith(classes) for each in pci)
 
 
 def _service(run: object) -> str | None:
-    """`active`, `inactive`, `failed` …; None where systemd does not know it, or is not there."""
+    """`active`, `inactive`, `failed` …, `not installed`; None where systemd is not there."""
     state = text(mapping(run).get("out")).strip()
     known = ("active", "inactive", "failed", "activating", "deactivating")
-    # `inactive` with status 4 is systemd's word for a unit that does not exist.
-    return state if state in known and mapping(run).get("status") != 4 else None
+    if state not in known:
+        return None
+    # `inactive` with status 4 is newer systemds' word for a unit that does not exist; for older
+    # ones it is `inactive` like any other.
+    return "not installed" if mapping(run).get("status") == 4 else state

@@ -18,6 +18,7 @@ Hit = tuple[int, Candidates]
 HOOKS = (
     *(b"ail", b"emo", b"KV ", b"r: ", b"NIX", b" ca", b"blo", b"id ", b"ss "),
     *(b"ted", b"ter", b"mlx", b"e in", b"ara", b"sages ", b"MES", b"CON"),
+    *(b"TCP f", b"ace left", b"IDIA d"),
 )
 """Found as a least costly cover of all literals, on the lines of real logs that have none."""
 JOURNAL_BYTES = (b'"MESSAGE":[', b'"MESSAGE": [', b'"MESSAGE" : [')

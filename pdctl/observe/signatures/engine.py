@@ -1,6 +1,7 @@
 """Lines of vLLM's engines and of NIXL about KV on its way."""
 
 from pdctl.base.fix import Fix
+from pdctl.observe.signatures.machine import NO_START
 from pdctl.observe.signatures.model import (
     ANYONE,
     COUNT,
@@ -18,6 +19,32 @@ _READ = "read: vLLM 0.32.0"
 _RESTART = Fix(
     "start the pair again, so that each engine gets a new id", ("pdctl down", "pdctl up")
 )
+
+_HANDSHAKE = (
+    "nixl.compat.mismatch",
+    "nixl.engine_id.mismatch",
+    "nixl.sidechannel.silent",
+    "nixl.payload.unreadable",
+    "kv.tp.mismatch",
+    "kv.layout.mismatch",
+    "kv.blocksize.mismatch",
+    "kv.layers.mismatch",
+)
+"""Why engines do not take each other."""
+_EFA = ("efa.peer.unreachable", "efa.address.refused", "efa.transfer.failed")
+_DEATHS = (
+    "gpu.oom",
+    "gpu.xid",
+    "gpu.error",
+    "nccl.failed",
+    "host.oom",
+    "host.shm.full",
+    "host.disk.full",
+    "process.crashed",
+    "engine.worker.timeout",
+    "engine.worker.died",
+)
+"""What ends an engine that ran, or one that starts."""
 
 ENGINE: tuple[Signature, ...] = (
     Signature(
@@ -57,7 +84,9 @@ ENGINE: tuple[Signature, ...] = (
             "kv.read.declined",
             "nixl.peer.disconnected",
             "nixl.transfer.failed",
+            "nixl.backend.error",
             "nixl.handshake.failed",
+            *_HANDSHAKE,
         ),
     ),
     Signature(
@@ -279,7 +308,7 @@ ENGINE: tuple[Signature, ...] = (
             ("pdctl doctor",),
         ),
         source=f"{_READ}; upstream bug list 16 to 18",
-        follows=("nixl.compat.mismatch", "nixl.engine_id.mismatch", "nixl.sidechannel.silent"),
+        follows=_HANDSHAKE,
     ),
     Signature(
         id="nixl.notification.failed",
@@ -306,7 +335,7 @@ ENGINE: tuple[Signature, ...] = (
         "why.",
         fix=Fix("see whether the other engine was restarted; then the network", ("pdctl doctor",)),
         source="run: vLLM 0.32.0; upstream bug list, the carrier of all of NIXL's failures",
-        follows=("nixl.peer.disconnected", "engine.dead"),
+        follows=("nixl.peer.disconnected", *_EFA, "engine.dead"),
     ),
     Signature(
         id="nixl.peer.disconnected",
@@ -325,7 +354,7 @@ ENGINE: tuple[Signature, ...] = (
             ("pdctl down", "pdctl up"),
         ),
         source="run: vLLM 0.32.0; FACTS T2; vllm#49238, nixl#1983",
-        follows=("engine.dead",),
+        follows=("engine.dead", "efa.peer.unreachable"),
     ),
     Signature(
         id="nixl.peer.unknown",
@@ -455,14 +484,14 @@ ENGINE: tuple[Signature, ...] = (
             ("pdctl doctor",),
         ),
         source="read: vLLM 0.32.0 (RCVTIMEO 5000 ms); vllm#41863",
-        follows=("engine.dead",),
+        follows=("engine.dead", "port.address"),
     ),
     Signature(
         id="kv.blocksize.mismatch",
         title="the engines have different block sizes",
-        literals=("Local block size ",),
+        literals=("Local block size ", "Not pairing remote "),
         pattern=r"Local block size (?P<local>\d+) is not divisible by remote block size "
-        r"(?P<remote>\d+)",
+        r"(?P<remote>\d+)|Not pairing remote \d+-token blocks with local",
         severity="block",
         meaning="Single requests fail, or the wrong blocks are read, and every health check is "
         "green.",
@@ -479,6 +508,27 @@ ENGINE: tuple[Signature, ...] = (
         meaning="No KV moves.",
         fix=Fix("make them equal, or one a multiple of the other (`tensor_parallel_size`)"),
         source=f"{_READ}; vllm#43523",
+    ),
+    Signature(
+        id="kv.layout.mismatch",
+        title="the engines lay their KV blocks out differently",
+        literals=(
+            "Heterogeneous TP expects same kv_cache_layout",
+            "Heterogeneous TP head-dimension splitting",
+            "Packed KV block rows differ",
+        ),
+        pattern=r"Heterogeneous TP expects same kv_cache_layout(?: \(local (?P<local>\w+), "
+        r"remote (?P<remote>\w+)\))?|Heterogeneous TP head-dimension splitting requires"
+        r"|Packed KV block rows differ between P and D",
+        severity="block",
+        meaning="The layout is not part of the handshake's hash. With different tensor parallel "
+        "sizes both need the one whose heads are contiguous.",
+        fix=Fix(
+            "use the same `tensor_parallel_size` and attention backend on both sides, or set "
+            "`VLLM_KV_CACHE_LAYOUT` alike in `model.env`",
+            ("pdctl render", "pdctl up"),
+        ),
+        source="read: vLLM 0.33.0",
     ),
     Signature(
         id="kv.blocksize.none",
@@ -560,7 +610,7 @@ ENGINE: tuple[Signature, ...] = (
         "answers 500 and ends.",
         fix=Fix("look at the exception, then start it again", ("pdctl status", "pdctl up")),
         source="run: vLLM 0.32.0; upstream bug list 14, 17",
-        follows=("engine.abort.assertion", "engine.trim.assertion", "gpu.oom", "host.oom"),
+        follows=("engine.abort.assertion", "engine.trim.assertion", *_DEATHS),
     ),
     Signature(
         id="engine.start.failed",
@@ -573,16 +623,8 @@ ENGINE: tuple[Signature, ...] = (
         fix=Fix("look at the exception, mend it, start it again", ("pdctl up",)),
         source="run: vLLM 0.32.0",
         follows=(
-            "gpu.memory.short",
-            "cpu.memory.short",
-            "gpu.oom",
-            "port.in_use",
-            "nixl.backend.unsupported",
-            "nixl.version.old",
-            "nixl.missing",
-            "kv.push.bidirectional",
-            "kv.pcp.bidirectional",
-            "kv.mamba.layout",
+            *NO_START,
+            *_DEATHS,
             "process.traceback",
         ),
     ),

@@ -34,8 +34,8 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="nixl.backend.unsupported",
         title="the transport cannot be loaded",
-        literals=("unsupported backend '", "NIXL_ERR_NOT_FOUND"),
-        pattern=r"createBackend: unsupported backend '(?P<backend>\w+)'|NIXL_ERR_NOT_FOUND",
+        literals=("unsupported backend '",),
+        pattern=r"createBackend: unsupported backend '(?P<backend>\w+)'",
         severity="block",
         meaning="The plugin is there and its libraries are not, or they are too old. LIBFABRIC of "
         "NIXL 1.5.1 needs a symbol version that no released libfabric has.",
@@ -70,8 +70,8 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="nixl.backend.error",
         title="the transport failed",
-        literals=("NIXL_ERR_BACKEND",),
-        pattern=r"NIXL_ERR_BACKEND",
+        literals=("NIXL_ERR_BACKEND", "backend creation failed for"),
+        pattern=r"NIXL_ERR_BACKEND|createBackend: backend creation failed for",
         severity="block",
         meaning="At start: the device or the registration of memory failed. Later: a transfer did.",
         fix=Fix(
@@ -80,17 +80,51 @@ TRANSPORT: tuple[Signature, ...] = (
             ("pdctl doctor",),
         ),
         source="nixl#503, aibrix#1433, vllm#22430",
-        follows=("efa.memlock", "efa.register.failed", "ucx.qp.failed"),
+        follows=(
+            "efa.memlock",
+            "efa.register.failed",
+            "efa.provider.none",
+            "efa.peer.unreachable",
+            "efa.address.refused",
+            "efa.transfer.failed",
+            "ucx.qp.failed",
+        ),
     ),
     Signature(
         id="nixl.backend.absent",
         title="the transport's plugin is missing",
         literals=("NIXL_ERR_INVALID_PARAM",),
-        pattern=r"NIXL_ERR_INVALID_PARAM",
+        pattern=r"[Gg]etConnInfo.*NIXL_ERR_INVALID_PARAM",
         severity="block",
         meaning="Seen when a NIXL that was built by hand lacks the LIBFABRIC plugin.",
         fix=Fix("use NIXL's own wheel"),
         source="nixl#1411",
+    ),
+    Signature(
+        id="nixl.not_found",
+        title="NIXL was asked for something that it does not have",
+        literals=("NIXL_ERR_NOT_FOUND",),
+        pattern=r"NIXL_ERR_NOT_FOUND",
+        severity="degrade",
+        generic=True,
+        meaning="At start: a transport that does not load, which NIXL names in the line before. "
+        "Later: an engine whose connection was lost, or that was restarted.",
+        fix=Fix("look at NIXL's own line before it", ("pdctl logs", "pdctl doctor")),
+        source="run: NIXL 1.5.1; nixl#1983",
+        follows=("nixl.backend.unsupported", "nixl.peer.unknown", "nixl.peer.disconnected"),
+    ),
+    Signature(
+        id="nixl.param.invalid",
+        title="NIXL was given something that does not fit",
+        literals=("NIXL_ERR_INVALID_PARAM",),
+        pattern=r"NIXL_ERR_INVALID_PARAM",
+        severity="degrade",
+        generic=True,
+        meaning="At start: the transport got no connection data. Later: a read of blocks that the "
+        "other engine has not registered.",
+        fix=Fix("look at NIXL's own line before it", ("pdctl logs", "pdctl doctor")),
+        source="read: NIXL 1.5.1",
+        follows=("nixl.backend.absent", "nixl.peer.disconnected"),
     ),
     Signature(
         id="ucx.qp.failed",
@@ -121,10 +155,13 @@ TRANSPORT: tuple[Signature, ...] = (
         literals=("UCX AM send failed",),
         pattern=r"UCX AM send failed with status (?P<status>-?\d+)",
         severity="degrade",
-        meaning="Mostly it was restarted at the same address, and this engine knows the old one.",
-        fix=Fix("restart both, prefill first", ("pdctl down", "pdctl up")),
-        source="vllm#49238",
-        follows=("engine.dead",),
+        meaning="Status -25 (reset): its process ended. -80 (timeout): the network, or it was "
+        "restarted at the same address and this engine knows the old one.",
+        fix=Fix(
+            "nothing if it was once, as after a restart; if it goes on, restart both, prefill first"
+        ),
+        source="run: vLLM 0.32.0; vllm#49238",
+        follows=("nixl.peer.disconnected", "engine.dead", "engine.worker.died", "host.oom"),
     ),
     Signature(
         id="ucx.contexts.exhausted",
@@ -150,36 +187,185 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="ucx.cuda.missing",
         title="UCX was built without CUDA",
-        literals=("cuda_copy' are not available",),
-        pattern=r"transports '.*cuda_copy' are not available",
+        literals=("cuda_copy' are not available", "not available, please use one or more of"),
+        pattern=r"transports? '.*cuda_copy' (?:are|is) not available",
         severity="block",
-        meaning="It cannot move GPU memory.",
+        meaning="It cannot move GPU memory. NIXL's own wheel says so where there is no GPU driver.",
         fix=Fix("use NIXL's own wheel, which brings its UCX"),
         source="lmcache#725",
     ),
     Signature(
+        id="ucx.device.missing",
+        title="UCX does not have what it was told to use",
+        literals=("not available, please use one or more of",),
+        pattern=r"(?:transport|device)s? (?P<names>'[^']+'(?:,'[^']+')*) (?:is|are) not available, "
+        r"please use one or more of",
+        severity="degrade",
+        meaning="A name in `UCX_NET_DEVICES` or `UCX_TLS` is not there on this host. UCX takes the "
+        "rest, and fails if there is none.",
+        fix=Fix("write one of the names that the line offers", ("pdctl up",)),
+        source="read: UCX in NIXL 1.5.1",
+    ),
+    Signature(
         id="efa.memlock",
         title="too little memory may be locked",
-        literals=("Libfabric error: (-12)", "EFA internal error: (4112)"),
-        pattern=r"Libfabric error: \(-12\)|EFA internal error: \(4112\)",
-        severity="block",
-        meaning="EFA cannot post its receive buffers.",
-        fix=Fix(
-            "`LimitMEMLOCK=infinity` in the unit, `--ulimit memlock=-1` for a container",
-            ("ulimit -l unlimited",),
+        literals=(
+            "Libfabric error: (-12)",
+            "EFA internal error: (4112)",
+            "fi_mr_reg failed on rail",
+            "Unable to register MR",
+            "Please set max locked memory",
         ),
-        source="awsome-distributed-ai#647, bottlerocket#140",
+        pattern=r"Libfabric error: \(-12\)|EFA internal error: \(4112\)"
+        r"|(?:fi_mr_reg failed on rail|Unable to register MR).*: Cannot allocate memory"
+        r"|Please set max locked memory",
+        severity="block",
+        meaning="Memory that the network card reads is locked. At the limit EFA cannot register "
+        "the KV cache, or post its receive buffers.",
+        fix=Fix(
+            "`LimitMEMLOCK=infinity` in the unit, `--ulimit memlock=-1` for a container, "
+            "/etc/security/limits.d for a session; then start the engine again",
+            ("pdctl doctor --only host.memlock",),
+        ),
+        source="read: libfabric, NIXL 1.5.1, UCX; awsome-distributed-ai#647, bottlerocket#140",
+    ),
+    Signature(
+        id="efa.provider.none",
+        title="libfabric offers no EFA device",
+        literals=(
+            "fi_getinfo failed",
+            "Topology discovery failed",
+            "Failed to discover system topology",
+            "Failed to discover EFA devices",
+        ),
+        pattern=r"fi_getinfo failed\b|Topology discovery failed - no suitable network provider"
+        r"|Failed to discover (?:system topology|EFA devices)",
+        severity="block",
+        meaning="NIXL's LIBFABRIC backend has nothing to work with: the instance has no EFA "
+        "interface, the driver is not loaded, a container does not see /dev/infiniband, or "
+        "libfabric was built without EFA.",
+        fix=Fix(
+            "see what libfabric offers; EFA interfaces can only be attached to an instance that "
+            "is stopped; a container needs `--device /dev/infiniband`",
+            (
+                "/opt/amazon/efa/bin/fi_info -p efa -t FI_EP_RDM",
+                "pdctl doctor --only 'host.efa.*' --only 'host.libfabric.*'",
+            ),
+        ),
+        source="run: NIXL 1.4.1 with libfabric 1.22 and no EFA",
+    ),
+    Signature(
+        id="efa.tcp",
+        title="KV goes over TCP, not over EFA",
+        literals=(" devices (TCP fallback)",),
+        pattern=r"^Discovered (?P<count>\d+) (?P<provider>\w+) devices \(TCP fallback\)",
+        severity="degrade",
+        versions="NIXL with `NIXL_LOG_LEVEL=INFO` and LIBFABRIC",
+        meaning="libfabric offers no EFA device and `FI_PROVIDER` does not insist on one, so NIXL "
+        "took TCP: slower by orders of magnitude.",
+        fix=Fix(
+            "set `FI_PROVIDER: efa` in `model.env`, which makes it an error, and mend EFA",
+            ("pdctl doctor --only 'host.efa.*' --only 'host.libfabric.*'",),
+        ),
+        source="run: NIXL 1.4.1 with libfabric 1.22 and no EFA",
+    ),
+    Signature(
+        id="efa.rdma_read.missing",
+        title="the EFA device does not read by RDMA",
+        literals=("has no rdma-read capability",),
+        pattern=r"EFA device has no rdma-read capability",
+        severity="block",
+        meaning="`FI_EFA_USE_DEVICE_RDMA=1` is set on a device that cannot; libfabric ends the "
+        "process.",
+        fix=Fix(
+            "take FI_EFA_USE_DEVICE_RDMA out; use an instance type whose EFA reads by RDMA, such "
+            "as p5en.48xlarge (Nitro v4+)",
+            ("pdctl doctor --only host.efa.rdma_read",),
+        ),
+        source="read: libfabric",
+    ),
+    Signature(
+        id="efa.zone",
+        title="the other host is in another availability zone",
+        literals=("ibv_create_ah failed with EINVAL",),
+        pattern=r"ibv_create_ah failed with EINVAL",
+        severity="block",
+        meaning="EFA does not cross zones or VPCs: HTTP and side channel work, and no KV moves. An "
+        "address that is wrong gives the same line.",
+        fix=Fix(
+            "make all engines in one zone (`target.zones`)",
+            ("pdctl doctor --only aws.zone --only aws.vpc",),
+        ),
+        source="read: libfabric",
+    ),
+    Signature(
+        id="efa.peer.unreachable",
+        title="the other host does not answer over EFA",
+        literals=(
+            "Unreachable remote (never",
+            "Unresponsive remote (was",
+            "CQ read failed on rail ",
+            "' not received after ",
+        ),
+        pattern=r"Unreachable remote \(never received|Unresponsive remote \(was previously"
+        r"|CQ read failed on rail (?P<rail>\d+)\b.* prov_errno: (?:13|15)\b"
+        r"|Handshake from peer '(?P<peer>[^']*)' not received after",
+        severity="block",
+        meaning="From the beginning: the security group lacks a rule for all traffic to or from "
+        "itself; a rule by addresses does not count for EFA. After it worked: the other engine or "
+        "host is gone.",
+        fix=Fix(
+            "let the group of all EFA interfaces reach itself, ingress and egress; see that the "
+            "other engine lives",
+            ("pdctl doctor --only aws.security_group", "pdctl status"),
+        ),
+        source="read: libfabric's table of EFA errors, NIXL 1.5.1; awsome-distributed-ai#546",
+        follows=("engine.dead", "efa.zone", "host.oom"),
+    ),
+    Signature(
+        id="efa.rails",
+        title="the hosts have different numbers of EFA devices",
+        literals=("Rail count mismatch (local: ",),
+        pattern=r"Rail count mismatch \(local: (?P<local>\d+), remote: (?P<remote>\d+)\)",
+        severity="degrade",
+        meaning="One of them has not all its EFA interfaces; transfers are slower by that share.",
+        fix=Fix(
+            "find the host that lacks some, and make it anew with all of them",
+            ("pdctl doctor --only host.efa.devices --only aws.interfaces",),
+        ),
+        source="read: NIXL 1.5.1; nixl#1161",
     ),
     Signature(
         id="efa.address.refused",
         title="the other host's memory may not be read",
-        literals=("Libfabric error: (-13)", "EFA internal error: (4111)"),
-        pattern=r"Libfabric error: \(-13\)|EFA internal error: \(4111\)",
+        literals=(
+            "Libfabric error: (-13)",
+            "EFA internal error: (4111)",
+            "Remote key (RKEY) not registered",
+            "CQ read failed on rail ",
+        ),
+        pattern=r"Libfabric error: \(-13\)|EFA internal error: \(4111\)"
+        r"|Remote key \(RKEY\) not registered"
+        r"|CQ read failed on rail (?P<rail>\d+)\b.* prov_errno: (?:[789]|14)\b",
         severity="block",
-        meaning="The peer was restarted, or has freed what is being read; libfabric then aborts "
+        meaning="The peer was restarted, or has freed what is being read; libfabric may then abort "
         "the whole process.",
         fix=Fix("restart the pair", ("pdctl down", "pdctl up")),
-        source="nixl#2278, nixl#2250",
+        source="read: libfabric's table of EFA errors, NIXL 1.5.1; nixl#2278, nixl#2250",
+        follows=("engine.dead",),
+    ),
+    Signature(
+        id="efa.transfer.failed",
+        title="EFA could not complete a transfer",
+        literals=("CQ read failed on rail ",),
+        pattern=r"CQ read failed on rail (?P<rail>\d+) with error: (?P<why>.*?) "
+        r"prov_errno: (?!(?:[789]|1[345])\b)(?P<code>\d+)",
+        severity="degrade",
+        meaning="The request whose blocks these were fails. `prov_errno` is EFA's own number; "
+        "with `FI_LOG_LEVEL=warn` libfabric writes its text on the line before.",
+        fix=Fix("look at the line before, and at the other engine's log", ("pdctl logs",)),
+        source="read: NIXL 1.5.1, libfabric's table of EFA errors",
+        follows=("engine.dead", "efa.memlock"),
     ),
     Signature(
         id="efa.register.failed",
@@ -194,13 +380,21 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="efa.peer_memory.missing",
         title="the network card cannot reach GPU memory",
-        literals=("Failed to register CUDA buffer with the EFA device",),
-        pattern=r"Failed to register CUDA buffer with the EFA device",
+        literals=(
+            "Failed to register CUDA buffer with the EFA device",
+            "VRAM memory requested but provider",
+            "EFA cannot support FI_HMEM",
+            "FI_HMEM cannot be supported",
+        ),
+        pattern=r"Failed to register CUDA buffer with the EFA device"
+        r"|VRAM memory requested but provider does not support FI_HMEM"
+        r"|EFA cannot support FI_HMEM because|FI_HMEM cannot be supported because",
         severity="block",
-        meaning="Neither nvidia-peermem nor dmabuf is there; transfers that need it fail.",
+        meaning="Neither efa_nv_peermem nor dmabuf links the two; transfers that need it fail.",
         fix=Fix(
-            "the open-kernel GPU driver with dmabuf, or load the module",
-            ("modprobe nvidia-peermem",),
+            "use NVIDIA's open kernel modules and the newest EFA software, then load the link "
+            "between the two",
+            ("sudo modprobe efa_nv_peermem", "cat /sys/class/infiniband/rdmap*/device/p2p"),
         ),
         source="libfabric#11256",
     ),
@@ -246,8 +440,8 @@ TRANSPORT: tuple[Signature, ...] = (
     Signature(
         id="gpu.oom",
         title="the GPU's memory is full",
-        literals=("CUDA out of memory",),
-        pattern=r"CUDA out of memory",
+        literals=("CUDA out of memory", "CUDA error: "),
+        pattern=r"CUDA out of memory|CUDA error: out of memory",
         severity="block",
         meaning="The engine asked for more than there is, and mostly dies of it.",
         fix=Fix("lower `gpu_memory_utilization` or `max_num_seqs` of that role"),
@@ -257,7 +451,8 @@ TRANSPORT: tuple[Signature, ...] = (
         id="port.in_use",
         title="a port is taken",
         literals=("ddress already in use",),
-        pattern=r"[Aa]ddress already in use",
+        # NCCL takes the next port by itself when one is taken, and says so.
+        pattern=r"(?<!Call to bind failed: )[Aa]ddress already in use",
         severity="block",
         roles=ANYONE,
         meaning="The process cannot start. With two engines on one host it is often the side "
@@ -269,15 +464,35 @@ TRANSPORT: tuple[Signature, ...] = (
         source="vllm#20965, vllm#25059",
     ),
     Signature(
+        id="port.address",
+        title="the address to listen on is not this host's",
+        literals=("annot assign requested address", "ZMQError: No such device (addr="),
+        pattern=r"[Cc]annot assign requested address(?: \(addr='(?P<address>[^']*)'\))?"
+        r"|ZMQError: No such device \(addr='(?P<name>[^']*)'\)",
+        severity="block",
+        roles=ANYONE,
+        meaning="The process cannot start, or its side channel is not there. On EC2 a public "
+        "address is not the host's own.",
+        fix=Fix(
+            "name the address that the host itself has (`private_address` in `target.hosts`)",
+            ("pdctl up",),
+        ),
+        source="the Linux kernel's and ZeroMQ's own texts; vllm#27083",
+    ),
+    Signature(
         id="host.oom",
         title="the kernel killed a process for want of memory",
-        literals=("Out of memory: Killed process",),
-        pattern=r"Out of memory: Killed process (?P<pid>\d+) \((?P<process>[^)]*)\)",
+        literals=("ut of memory: Killed process", "process of this unit has been killed by the "),
+        pattern=r"[Oo]ut of memory: Killed process (?P<pid>\d+) \((?P<process>[^)]*)\)"
+        r"|process of this unit has been killed by the OOM killer",
         severity="block",
         roles=_HOST,
-        meaning="If it was an engine, its KV and all handles to it are gone.",
-        fix=Fix("give the host more memory, or the engine less (KV space, offload)"),
-        source="the Linux kernel's own text",
+        meaning="If it was an engine, its KV and all handles to it are gone. `Memory cgroup` in "
+        "the line: the limit of a container or unit was reached, not the machine's.",
+        fix=Fix(
+            "give the host, container or unit more memory, or the engine less (KV space, offload)"
+        ),
+        source="the Linux kernel's and systemd's own texts",
     ),
     Signature(
         id="logs.suppressed",

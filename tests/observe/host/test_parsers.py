@@ -145,6 +145,7 @@ def test_gpus() -> None:
     }
     found = read_nvidia(raw)
     assert len(found.gpus) == found.on_bus == 8
+    assert found.switches == 1
     assert found.gpus[0] == Gpu(0, "NVIDIA H200", 143771, 4, "580.126.16", "00000000:59:00.0")
     assert (found.driver, found.open_module) == ("580.126.16", True)
     assert found.modules == ("nvidia", "gdrdrv")
@@ -162,7 +163,10 @@ def test_a_driver_that_does_not_answer() -> None:
 
 
 def test_a_service_that_does_not_exist_is_not_inactive() -> None:
-    assert read_nvidia({"fabric_manager": ran("inactive\n", status=4)}).fabric_manager is None
+    found = read_nvidia({"fabric_manager": ran("inactive\n", status=4)})
+    assert found.fabric_manager == "not installed"
+    assert read_nvidia({"fabric_manager": {"why": "no such program"}}).fabric_manager is None
+    assert read_nvidia({}).switches is None
     assert read_nvidia({"fabric_manager": ran("inactive\n", status=3)}).fabric_manager == "inactive"
 
 

@@ -244,12 +244,22 @@ POSITIVE: dict[str, list[str]] = {
     "kv.blocksize.mismatch": [
         "AssertionError: Local block size 16 is not divisible by remote block size 32 or vice "
         "versa.",
+        WARN + "Not pairing remote 272-token blocks with local 528-token blocks: their 16-token "
+        "common unit would split each block into more than 16 transfers.",
     ],
     "kv.tp.mismatch": [
         "AssertionError: Local tensor parallel size 3 is not divisible by remote tensor parallel "
         "size 2.",
         "AssertionError: Remote tensor parallel size 3 is not divisible by local tensor parallel "
         "size 2.",
+    ],
+    "kv.layout.mismatch": [
+        "RuntimeError: Heterogeneous TP expects same kv_cache_layout (local LBHNC, remote LBNHC). "
+        "Or enable experimental feature to receive LBHNC into a local LBNHC cache",
+        "RuntimeError: Heterogeneous TP head-dimension splitting requires contiguous heads. Use a "
+        "block-contiguous layout (e.g. LBHNC) on the prefill side.",
+        "RuntimeError: Packed KV block rows differ between P and D. Use the same "
+        "VLLM_KV_CACHE_LAYOUT and block size on both sides.",
     ],
     "kv.blocksize.none": ["ValueError: No common block size for 4."],
     "kv.mamba.layout": [
@@ -318,13 +328,18 @@ POSITIVE: dict[str, list[str]] = {
     "nixl.backend.unsupported": [
         "E1129 15:28:57.140506   20230 nixl_agent.cpp:9] createBackend: unsupported backend "
         "'LIBFABRIC'",
-        "nixl_cu12._bindings.nixlNotFoundError: NIXL_ERR_NOT_FOUND",
     ],
+    "nixl.not_found": ["nixl_cu12._bindings.nixlNotFoundError: NIXL_ERR_NOT_FOUND"],
+    "nixl.param.invalid": ["nixl_cu12._bindings.nixlInvalidParamError: NIXL_ERR_INVALID_PARAM"],
     "nixl.version.old": [
         "RuntimeError: NIXL >= 1.5.0 is required, but nixl-cu12==1.4.1 is installed",
     ],
     "nixl.missing": ["RuntimeError: NIXL is not available"],
-    "nixl.backend.error": ["nixl_cu12._bindings.nixlBackendError: NIXL_ERR_BACKEND"],
+    "nixl.backend.error": [
+        "nixl_cu12._bindings.nixlBackendError: NIXL_ERR_BACKEND",
+        "E1129 15:28:57.140506   20230 nixl_agent.cpp:404] createBackend: backend creation failed "
+        "for 'LIBFABRIC'",
+    ],
     "nixl.backend.absent": ["E1129 15:28:57.1 1 a.cpp:9] getConnInfo: NIXL_ERR_INVALID_PARAM"],
     "ucx.qp.failed": [
         "[1764430000.123456] [host:1:0] ib.c:12 UCX ERROR ibv_modify_qp(UMR QP mlx5_0) failed to "
@@ -338,14 +353,34 @@ POSITIVE: dict[str, list[str]] = {
     "ucx.endpoint.timeout": ["UCX AM send failed with status -80 (Endpoint timeout)"],
     "ucx.contexts.exhausted": ["UCX ERROR mlx5dv_devx_alloc_uar(device=mlx5_0) failed"],
     "ucx.cuda_ipc.off": ["UCX DIAG cuda-ipc get zcopy disabled as no nvlinks detected"],
-    "ucx.cuda.missing": ["UCX WARN transports 'cuda_ipc','cuda_copy' are not available"],
+    "ucx.cuda.missing": [
+        "UCX WARN transports 'cuda_ipc','cuda_copy' are not available",
+        "[1796028600.108246] [vm:27411:0] ucp_context.c:1050 UCX  WARN  transport 'cuda_copy' is "
+        "not available, please use one or more of: cma, self, tcp",
+    ],
+    "ucx.device.missing": [
+        "[1796028600.108246] [vm:27411:0] ucp_context.c:1050 UCX  WARN  network device 'eth9' is "
+        "not available, please use one or more of: 'eth0'(tcp), 'lo'(tcp)",
+        "[1796028600.108246] [vm:27411:0] ucp_context.c:1050 UCX  WARN  transports 'rc','ud' are "
+        "not available, please use one or more of: cma, self, tcp",
+    ],
     "efa.memlock": [
         "Libfabric error: (-12) Cannot allocate memory",
         "EFA internal error: (4112) Failure to post internal receive buffers",
+        "E1129 15:28:57.140506   20230 libfabric_rail.cpp:1362] fi_mr_reg failed on rail 2: Cannot "
+        "allocate memory (buffer=0xe15fbdc00000, length=1048576, requested_key=0)",
+        "libfabric:42:1764430000::efa:mr:efa_mr_reg_impl():893<warn> Unable to register MR of "
+        "1048576 bytes: Cannot allocate memory, flags 0",
+        "UCX ERROR ibv_reg_mr(address=0x7f, length=1) failed: Cannot allocate memory : Please set "
+        "max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)",
     ],
     "efa.address.refused": [
         "Libfabric error: (-13) Permission denied",
         "EFA internal error: (4111) RMA address verification failed",
+        "libfabric:42:1764430000::efa:cq:efa_cq_handle_error():103<warn> err: 22, message: Remote "
+        "key (RKEY) not registered or does not match remote IOVA",
+        "E1129 15:28:57.140506   20230 libfabric_rail.cpp:712] CQ read failed on rail 28 with "
+        "error: Invalid argument prov_errno: 7 len: 65536",
     ],
     "efa.register.failed": [
         "fi_mr_reg failed on rail 3: Bad address",
@@ -354,21 +389,182 @@ POSITIVE: dict[str, list[str]] = {
     "efa.peer_memory.missing": [
         "Failed to register CUDA buffer with the EFA device, FI_HMEM transfers that require peer "
         "to peer support will fail.",
+        "W1129 15:28:57.140506   20230 libfabric_rail.cpp:1300] VRAM memory requested but provider "
+        "does not support FI_HMEM - falling back to system memory registration",
+        "libfabric:42:1764430000::efa:core:efa_user_info_check_hmem():1<warn> EFA cannot support "
+        "FI_HMEM because the EFA device does not have RDMA support.",
+        "libfabric:42:1764430000::efa:core:x():1<warn> FI_HMEM cannot be supported because no "
+        "compatible libraries were found.",
+    ],
+    "efa.provider.none": [
+        "E1129 15:28:57.140506   20230 libfabric_common.cpp:68] fi_getinfo failed No data",
+        "E1129 15:28:57.140506   20230 libfabric_topology.cpp:53] Topology discovery failed - no "
+        "suitable network providers found",
+        "E1129 15:28:57.140506   20230 backend_plugin.h:102] Failed to create engine: Failed to "
+        "discover system topology - cannot proceed without topology information",
+        "E1129 15:28:57.140506   20230 x.cpp:1] Failed to discover EFA devices with hwloc",
+    ],
+    "efa.tcp": [
+        "I1129 15:28:57.140506   20230 libfabric_topology.cpp:142] Discovered 1 tcp devices (TCP "
+        "fallback)",
+        "I1129 15:28:57.140506   20230 libfabric_topology.cpp:142] Discovered 2 sockets devices "
+        "(TCP fallback)",
+    ],
+    "efa.rdma_read.missing": [
+        "FI_EFA_USE_DEVICE_RDMA=1 was set by user, but EFA device has no rdma-read capability.  "
+        "Application will abort().",
+    ],
+    "efa.zone": [
+        "libfabric:42:1764430000::efa:av:efa_ah_alloc():1<warn> ibv_create_ah failed with EINVAL. "
+        "Local GID: fe80::1, remote GID: fe80::2. Possible causes: 1) Remote GID is in a different "
+        "availability zone (cross-AZ communication is not enabled).",
+    ],
+    "efa.rails": [
+        "W1129 15:28:57.140506   20230 libfabric_backend.cpp:700] Rail count mismatch (local: 16, "
+        "remote: 8)",
+    ],
+    "efa.peer.unreachable": [
+        "libfabric:42:1764430000::efa:cq:efa_cq_handle_error():103<warn> err: 113, message: "
+        "Unreachable remote (never received a response)",
+        "libfabric:42:1764430000::efa:cq:efa_cq_handle_error():103<warn> err: 113, message: "
+        "Unresponsive remote (was previously responsive)",
+        "E1129 15:28:57.140506   20230 libfabric_rail.cpp:712] CQ read failed on rail 3 with "
+        "error: No route to host prov_errno: 15 len: 0",
+        "E1129 15:28:57.140506   20230 libfabric_backend.cpp:600] Handshake from peer 'decode-1' "
+        "not received after 60s; connection cannot be established.",
+    ],
+    "efa.transfer.failed": [
+        "E1129 15:28:57.140506   20230 libfabric_rail.cpp:712] CQ read failed on rail 28 with "
+        "error: Input/output error prov_errno: 2 len: 65536",
     ],
     "efa.fork": ["A process has executed an operation involving a call to the fork() system call"],
     "gpu.memory.short": [
         "ValueError: Free memory on device cuda:0 (3.1/79.1 GiB) on startup is less than desired "
         "GPU memory utilization (0.9, 71.2 GiB).",
     ],
-    "gpu.oom": ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."],
+    "gpu.oom": [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "RuntimeError: CUDA error: out of memory",
+    ],
+    "gpu.driver.old": [
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 12080). Please "
+        "update your GPU driver by downloading and installing a new version",
+        "x/torch/cuda/__init__.py:180: UserWarning: CUDA initialization: The NVIDIA driver on your "
+        "system is too old (found version 12020).",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA "
+        "GPU and installed a driver",
+        "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+    ],
+    "gpu.fabric.down": [
+        "x/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: Unexpected error from "
+        "cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() "
+        "that might have already set an error? Error 802: system not yet initialized (Triggered "
+        "internally at /pytorch/c10/cuda/CUDAFunctions.cpp:109.)",
+        "RuntimeError: CUDA error: system not yet initialized",
+    ],
+    "gpu.error": [
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    ],
+    "gpu.xid": [
+        "Nov 29 15:29:23 h1 kernel: NVRM: Xid (PCI:0000:59:00): 79, pid=4711, name=python, GPU has "
+        "fallen off the bus.",
+        "[12345.678] NVRM: Xid (PCI:0000:59:00): 119, pid=4711, Timeout after 6s of waiting",
+    ],
+    "gpu.count.short": [
+        "ValueError: World size (8) is larger than the number of available GPUs (4) in this node. "
+        "If this is intentional and you are using:",
+    ],
+    "engine.kv_cache.none": [
+        "ValueError: No available memory for the cache blocks. Try increasing "
+        "`gpu_memory_utilization` when initializing the engine",
+        "ValueError: To serve at least one request with the model's max seq len (131072), (16.0 "
+        "GiB KV cache is needed, which is larger than the available KV cache memory (11.27 GiB).",
+    ],
+    "nccl.failed": [
+        "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error",
+        "[rank3]:[E1129 20:27:21.426415540 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST)",
+    ],
+    "host.shm.full": [
+        "h1:168:168 [0] misc/shmutils.cc:113 NCCL WARN Error while creating shared memory segment "
+        "/dev/shm/nccl-cjY8K5 (size 10617216), error: No space left on device (28)",
+        "h1:168:168 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-Ubz to "
+        "9637892 bytes",
+    ],
+    "host.disk.full": [
+        "OSError: [Errno 28] No space left on device: '/opt/dlami/nvme/models/x.safetensors'",
+        "RuntimeError: Data processing error: I/O error: No space left on device (os error 28)",
+    ],
+    "model.refused": [
+        "OSError: You are trying to access a gated repo.",
+        "huggingface_hub.errors.GatedRepoError: 401 Client Error. (Request ID: x)",
+        "Cannot access gated repo for url https://huggingface.co/api/models/a/b.",
+        "OSError: a/b is a gated repository. Make sure to request access at https://x",
+        "requests.exceptions.HTTPError: 403 Client Error: Forbidden for url: https://huggingface.co",
+    ],
+    "model.missing": [
+        "OSError: /models/x is not a local folder and is not a valid model identifier listed on "
+        "'https://huggingface.co/models'",
+        "ValueError: Invalid repository ID or local directory specified: '/models/x'.",
+        "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. (Request ID: x)",
+    ],
+    "model.unreachable": [
+        "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't "
+        "find them in the cached files.",
+        "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate "
+        "the files on the Hub",
+    ],
+    "model.context.long": [
+        "ValueError: User-specified max_model_len (262144) is greater than the derived "
+        "max_model_len (max_position_embeddings=131072)",
+    ],
+    "model.heads": [
+        "ValueError: Total number of attention heads (40) must be divisible by tensor parallel "
+        "size (16).",
+    ],
+    "engine.arguments.refused": [
+        "api_server.py: error: unrecognized arguments: --kv-transfer-confg",
+        "api_server.py: error: argument --block-size: invalid choice: 12",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for KVTransferConfig",
+    ],
+    "engine.worker.died": [
+        "(EngineCore pid=1) ERROR 11-29 15:29:23 [multiproc_executor.py:381] Worker proc "
+        "VllmWorker-3 died unexpectedly (exit code: -9), shutting down executor.",
+        "RuntimeError: Engine core process EngineCore_0 died unexpectedly.",
+        "(APIServer pid=1) ERROR 11-29 15:29:23 [core_client.py:600] Engine core proc EngineCore_0 "
+        "died unexpectedly, shutting down client.",
+    ],
+    "engine.worker.silent": [
+        "(EngineCore pid=1) INFO 11-29 15:29:23 [shm_broadcast.py:761] No available shared memory "
+        "broadcast block found in 60 seconds. This typically happens when some processes are "
+        "hanging or doing some time-consuming work",
+    ],
+    "engine.worker.timeout": ["TimeoutError: RPC call to sample_tokens timed out."],
+    "process.crashed": [
+        "!!!!!!! Segfault encountered !!!!!!!",
+        "Fatal Python error: Segmentation fault",
+    ],
     "port.in_use": [
         "zmq.error.ZMQError: Address already in use (addr='tcp://10.0.0.1:5600')",
         "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 8000): "
         "address already in use",
     ],
+    "port.address": [
+        "zmq.error.ZMQError: Cannot assign requested address (addr='tcp://54.1.2.3:5600')",
+        "zmq.error.ZMQError: No such device (addr='tcp://h2:5600')",
+        "ERROR:    [Errno 99] error while attempting to bind on address ('54.1.2.3', 8100): cannot "
+        "assign requested address",
+        "OSError: [Errno 99] Cannot assign requested address",
+    ],
     "host.oom": [
         "Nov 29 15:29:23 h1 kernel: Out of memory: Killed process 4711 (VLLM::EngineCor) "
         "total-vm:1kB",
+        "[337533.314412] Memory cgroup out of memory: Killed process 23793 (VLLM::Worker_TP) "
+        "total-vm:2623712kB, anon-rss:506500kB",
+        "Nov 29 15:29:23 h1 systemd[1]: pdctl-decode.service: A process of this unit has been "
+        "killed by the OOM killer.",
     ],
     "logs.suppressed": [
         "Nov 29 15:29:23 h1 systemd-journald[321]: Suppressed 4711 messages from "
@@ -484,25 +680,87 @@ NEAR: dict[str, list[str]] = {
     "process.traceback": ["a Traceback (most recent call last) is a list of calls"],
     "nixl.backend.up": ["Backend was instantiated", "the class was instantiated"],
     "nixl.rail": ["Created rail network"],
-    "nixl.backend.unsupported": ["createBackend: supported backend 'UCX'"],
+    "nixl.backend.unsupported": [
+        "createBackend: supported backend 'UCX'",
+        "nixl_cu12._bindings.nixlNotFoundError: NIXL_ERR_NOT_FOUND",
+    ],
+    "nixl.not_found": ["NIXL_ERR_NOT_F"],
+    "nixl.param.invalid": ["NIXL_ERR_INVALID", "getConnInfo: NIXL_ERR_INVALID_PARAM"],
     "nixl.version.old": ["NIXL >= 1.5.0 is installed"],
     "nixl.missing": [INFO + "NIXL is available"],
     "nixl.backend.error": ["NIXL_ERR_BACK"],
-    "nixl.backend.absent": ["NIXL_ERR_INVALID"],
+    "nixl.backend.absent": [
+        "NIXL_ERR_INVALID",
+        "nixl_cu12._bindings.nixlInvalidParamError: NIXL_ERR_INVALID_PARAM",
+    ],
     "ucx.qp.failed": ["mlx5dv_devx_obj_modify(opcode=0x503) worked", "it failed to modify to RTR"],
     "ucx.interface.gone": ["failed to get the index for veth26733"],
     "ucx.endpoint.timeout": ["UCX AM send failed"],
     "ucx.contexts.exhausted": ["mlx5dv_devx_alloc_ua"],
     "ucx.cuda_ipc.off": ["nvlinks detected"],
     "ucx.cuda.missing": ["transports 'cuda_copy' are available"],
+    "ucx.device.missing": ["it is not available, please use one or more of these"],
     "efa.memlock": ["Libfabric error: (-1) no"],
     "efa.address.refused": ["EFA internal error: (411) no"],
-    "efa.register.failed": ["Unable to register MR: try again"],
+    "efa.register.failed": [
+        "Unable to register MR: try again",
+        "fi_mr_reg failed on rail 2: Cannot allocate memory (buffer=0xe15, length=1048576)",
+    ],
     "efa.peer_memory.missing": ["Failed to register CUDA buffer"],
     "efa.fork": ["A process has executed an operation"],
     "gpu.memory.short": ["Free memory on device cuda:0 (70.1/79.1 GiB) is enough"],
-    "gpu.oom": ["CUDA is out of reach"],
-    "port.in_use": ["the address is in use already"],
+    "gpu.oom": ["CUDA is out of reach", "CUDA error: an illegal memory access was encountered"],
+    "gpu.driver.old": [
+        INFO + "the NVIDIA driver on your system is 580.126.16",
+        "CUDA error: out of memory",
+    ],
+    "gpu.fabric.down": ["Unexpected error from cudaGetDeviceCount(). Error 100: no device"],
+    "gpu.error": [
+        "RuntimeError: CUDA error: out of memory", "CUDA error: CUDA driver version is insufficient"
+    ],
+    "gpu.xid": ["NVRM: Xid (PCI:0000:59:00) is explained elsewhere"],
+    "gpu.count.short": ["3 is larger than the number of available GPUs?"],
+    "engine.kv_cache.none": [INFO + "Available KV cache memory: 11.27 GiB"],
+    "nccl.failed": [INFO + "vLLM is using nccl==2.29.7", "Watchdog caught collective"],
+    "host.shm.full": ["while creating shared memory segment", "failed to extend /dev/x"],
+    "host.disk.full": ["No space left on", "Error while creating shared memory segment /dev/shm/n"],
+    "model.refused": ["401 Client", 'INFO:     127.0.0.1:1 - "GET / HTTP/1.1" 401 Unauthorized'],
+    "model.missing": ["is not a valid model identifier"],
+    "model.unreachable": ["We couldn't connect to the server", "LocalEntryNotFoundError"],
+    "model.context.long": ["max_model_len (1) is greater than that"],
+    "model.heads": ["tp_size must be divisible by tensor parallel size"],
+    "engine.arguments.refused": [
+        "error: unrecognized", "pydantic.ValidationError: 1 validation error for ChatRequest"
+    ],
+    "engine.worker.died": [
+        "Worker proc VllmWorker-3 died", "the client died unexpectedly",
+        CORE + "Worker proc VllmWorker-0 died unexpectedly (exit code: 0), shutting down executor.",
+    ],
+    "engine.worker.silent": ["the text: No available shared memory broadcast block found in 60 s"],
+    "engine.worker.timeout": ["RPC call to sample_tokens"],
+    "process.crashed": ["Segfault encounters", "Fatal Python: no"],
+    "efa.provider.none": [
+        "fi_getinfo: -61", INFO + "Topology discovery done", "fi_getinfo fails"
+    ],
+    "efa.tcp": ["I1129 15:28:57.1 1 libfabric_topology.cpp:142] Discovered 16 EFA devices"],
+    "efa.rdma_read.missing": ["the EFA device has rdma-read capability"],
+    "efa.zone": ["NCCL WARN Call to ibv_create_ah failed with error No such device"],
+    "efa.rails": ["Rail count mismatch"],
+    "efa.peer.unreachable": [
+        "E1129 15:28:57.1 1 r.cpp:7] CQ read failed on rail 3 with error: x prov_errno: 1 len: 15",
+        "Handshake from peer 'decode-1' received",
+    ],
+    "efa.transfer.failed": [
+        "E1129 15:28:57.1 1 r.cpp:7] CQ read failed on rail 3 with error: x prov_errno: 15 len: 0",
+        "E1129 15:28:57.1 1 r.cpp:7] CQ read failed on rail 3 with error: x prov_errno: 7 len: 0",
+    ],
+    "kv.layout.mismatch": [INFO + "Heterogeneous TP expects", "Packed KV block rows are equal"],
+    "port.in_use": [
+        "the address is in use already",
+        # NCCL takes the next port by itself.
+        "h1:4711:4711 [0] misc/socket.cc:500 NCCL WARN Call to bind failed: Address already in use",
+    ],
+    "port.address": ["Cannot assign", "zmq.error.ZMQError: No such device"],
     "host.oom": ["kernel: Memory cgroup out of memory: see above"],
     "logs.suppressed": ["Nov 29 15:29:23 h1 app[1]: He Suppressed 12 messages from her"],
     "logs.dropped": ["requests lost due to rate-limiting"],

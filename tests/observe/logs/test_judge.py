@@ -145,6 +145,13 @@ def test_what_an_engine_says_while_it_ends_is_no_fault() -> None:
     assert summed(*events(f"{STOPPING}\n{started}\n{ENDING}\n")).bad
 
 
+def test_a_crash_while_an_engine_ends_is_no_fault() -> None:
+    crash = "!!!!!!! Segfault encountered !!!!!!!\n"
+    ending = f"{API}[shutdown] API server: shutdown triggered\n"
+    assert summed(*events(crash, role="decode")).bad
+    assert not summed(*events(ending + crash, role="decode")).bad
+
+
 def test_eight_workers_that_say_the_same_say_it_once() -> None:
     text = "".join(
         f"(Worker_TP{rank} pid={rank}) WARNING 11-29 15:29:23 [a.py:1] Declining expired remote "

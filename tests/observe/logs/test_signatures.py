@@ -1,7 +1,12 @@
 """The table: each signature finds its lines and not those that are nearly so."""
 
+import shlex
+from fnmatch import fnmatch
+from itertools import pairwise
+
 import pytest
 
+from pdctl.doctor.checks import CHECKS
 from pdctl.observe.logs.scan import HOOKS
 from pdctl.observe.signatures import BY_ID, SIGNATURES
 from tests.observe.logs.helpers import ids
@@ -89,3 +94,35 @@ def test_what_a_user_wrote_is_no_fault_of_the_engine() -> None:
                 [],
                 ["nixl.rail"],  # says that something works
             ), line
+
+
+_CARRIER = (
+    "(Worker pid=1) ERROR 11-29 15:29:23 [base_worker.py:1377] NIXL transfer failure: "
+    "transfer_setup_failed | Context: {'request_id': 'cmpl-1'}\n"
+    "(Worker pid=1) ERROR 11-29 15:29:23 [base_worker.py:1377] Traceback (most recent call last):\n"
+    '(Worker pid=1) ERROR 11-29 15:29:23 [base_worker.py:1377]   File "x.py", line 3, in f\n'
+    "(Worker pid=1) ERROR 11-29 15:29:23 [base_worker.py:1377] nixl_cu12._bindings.{}\n"
+)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["nixlNotFoundError: NIXL_ERR_NOT_FOUND", "nixlInvalidParamError: NIXL_ERR_INVALID_PARAM"],
+)
+def test_a_transfer_that_fails_is_not_taken_for_a_transport_that_does_not_load(said: str) -> None:
+    assert ids(_CARRIER.replace("{}", said)) == ["nixl.transfer.failed"]
+
+
+def test_efa_is_linked_to_gpu_memory_by_its_own_module() -> None:
+    """`nvidia-peermem` is for Mellanox cards, and does not load on a p5en."""
+    commands = BY_ID["efa.peer_memory.missing"].fix.commands
+    assert "sudo modprobe efa_nv_peermem" in commands
+
+
+def test_checks_that_a_fix_names_exist() -> None:
+    known = [check.id for check in CHECKS]
+    for signature in SIGNATURES:
+        for command in signature.fix.commands:
+            words = shlex.split(command)
+            named = [after for word, after in pairwise(words) if word == "--only"]
+            assert all(any(fnmatch(id, name) for id in known) for name in named), command
