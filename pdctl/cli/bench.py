@@ -8,6 +8,7 @@ import typer
 from pdctl.base.errors import BadAnswerError, NotFoundError, PdctlError, UsageError
 from pdctl.cli import options, ui
 from pdctl.cli.reached import reached, require_router
+from pdctl.cli.terminated import as_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,7 +130,8 @@ def bench(
     folder, settings = _folder(config, settings, out, resume, str(trace or ""))
     ui.say(f"this run is kept in {folder.path}", "dim")
     try:
-        _measure(config, file, settings, folder, caching, deadline)
+        with as_ctrl_c():
+            _measure(config, file, settings, folder, caching, deadline)
     except KeyboardInterrupt:
         ui.say(f"`pdctl bench --resume {folder.path}` measures the rest", "warn")
         raise

@@ -157,8 +157,9 @@ def test_no_cell_begins_that_would_end_too_late(serve: Serve, tmp_path: Path) ->
     assert "2 of 6 cells were left out" in result.stderr
 
 
-def test_ctrl_c_keeps_the_turns_of_the_cell_that_ran(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_it_early_keeps_the_turns_of_the_cell_that_ran(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: signal.Signals
 ) -> None:
     pair, file = serve()
     out = tmp_path / "r"
@@ -167,7 +168,7 @@ def test_ctrl_c_keeps_the_turns_of_the_cell_that_ran(
     def until_the_fifth(folder: files.Folder, row: Any) -> None:
         noted(folder, row)
         if len(lines(out / files.TURNS)) == 5:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(ended_by)
 
     monkeypatch.setattr(files.Folder, "add_turn", until_the_fifth)
     result = bench(file, out, "--lengths", "100", "--repeats", "1", "--clients", "1")
