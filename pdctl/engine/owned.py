@@ -165,6 +165,9 @@ ENV_HOMES: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": (
         "write `prefill.cpu_kv_cache_gib` or `decode.cpu_kv_cache_gib` instead"
     ),
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": (
+        "a turn that is tried again has the same id, and two of one id end the engine"
+    ),
     "VLLM_KV_CACHE_LAYOUT": "write `kv.layout` instead",
     "VLLM_NIXL_ABORT_REQUEST_TIMEOUT": "write `kv.decoder_ttl` instead",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "the section `target` sets it",

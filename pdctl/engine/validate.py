@@ -96,9 +96,19 @@ def notices_by_topic(config: Config) -> dict[str, str]:
         ),
         (
             "segments",
-            any("expandable_segments:True" in value for value in _all_env(config)),
+            any(
+                "expandable_segments:True" in value
+                for env in _envs(config)
+                for value in env.values()
+            ),
             "`expandable_segments:True` was reported to make NIXL transfers some 600 times slower "
             "(nixl#1754)",
+        ),
+        (
+            "rust",
+            any(env.get(_RUST, "0") not in ("", "0") for env in _envs(config)),
+            f"`{_RUST}`: the Rust front end takes no prompt ids from the router (read in 0.33.0), "
+            "and nothing was proven with it",
         ),
         (
             "off",
@@ -151,11 +161,11 @@ def _one_gpu_for_two(config: Config) -> bool:
     return len(devices) == 1 and sum(shares) > 1
 
 
-def _all_env(config: Config) -> list[str]:
-    sections = (config.model, config.prefill, config.decode)
-    return [value for section in sections for value in section.env.values()]
+def _envs(config: Config) -> list[Mapping[str, str]]:
+    return [section.env for section in (config.model, config.prefill, config.decode)]
 
 
+_RUST = "VLLM_USE_RUST_FRONTEND"
 _GPU_SHARE = 0.9  # vLLM's default; some releases take 0.92
 
 

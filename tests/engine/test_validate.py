@@ -411,6 +411,13 @@ def test_sizes_that_differ_may_leave_ranks_untold(
         assert any("never tells them that a turn was read" in text for text in texts) == said
 
 
+def test_the_rust_front_end_is_a_notice() -> None:
+    for value, said in (("1", True), ("0", False), ("", False)):
+        env = {"VLLM_USE_RUST_FRONTEND": value}
+        texts = notices(config(P5EN, decode={"env": env}))
+        assert any("Rust front end" in text for text in texts) == said
+
+
 def test_plugin_off_with_overlapping_batches_on_prefill_is_a_notice() -> None:
     off = {"engine": {"plugin": "off"}}
     (said,) = notices(config(P5EN, **off))
