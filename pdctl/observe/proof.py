@@ -83,10 +83,12 @@ class SideProbe:
     Attributes:
         decode_gives_handle: a finished request came with a handle.
         prefill_takes_handle: prefill acted on it, so that decode freed the blocks.
+        decode_streams_handle: a streamed request came with one too.
     """
 
     decode_gives_handle: bool | None = None
     prefill_takes_handle: bool | None = None
+    decode_streams_handle: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -401,6 +403,16 @@ def _side_fault(probe: SideProbe) -> _Fault | None:
             "(`bidirectional_kv_xfer` off, or a higher `kv_recompute_threshold` than configured)",
             "prefill",
             (_turn_on("prefill"),),
+        )
+    if probe.decode_streams_handle is False:
+        return _Fault(
+            "decode puts no handle into streamed answers, as vLLM does from 0.33 on, or with "
+            "pdctl's plugin; turns that do not stream are reused",
+            "decode",
+            (
+                "leave `engine.plugin` at `auto`, then `pdctl up`; for engines that something else "
+                "starts, put pdctl's plugin into decode, or take a newer vLLM",
+            ),
         )
     return None
 

@@ -13,6 +13,7 @@ whatever its flag (read in vLLM 0.32.0 and 0.33.0, and run there).
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -21,8 +22,9 @@ import aiohttp
 
 from pdctl.base.errors import BadAnswerError, PdctlError
 from pdctl.base.facts import EngineMetrics
+from pdctl.base.sse import SseSplitter, data_of
 from pdctl.base.transfer import FIRST_TURN, for_refusal, for_release
-from pdctl.observe.http import ask_json
+from pdctl.observe.http import ask
 from pdctl.observe.metrics import growth, scrape_engine
 from pdctl.observe.proof import SideProbe
 
@@ -75,6 +77,34 @@ async def probe_sides(
         # Where it cannot be told, prefill may have done it, and must not do it twice.
         await _give_back(asker, prefill, handle, prompt[:3])
     return SideProbe(True, freed)
+
+
+async def streams_handle(
+    session: aiohttp.ClientSession,
+    prefill: str,
+    decode: str,
+    *,
+    model: str,
+    prompt: Sequence[int],
+    key: str | None = None,
+    timeout: float = 30.0,
+) -> bool | None:
+    """Whether decode's streamed answers bring a handle (FACTS T9); None when it could not be told.
+
+    If not, what decode keeps of this turn stays until its TTL: only the handle could free it.
+    """
+    asker = _Asker(session, model, key, timeout)
+    try:
+        moved = await asker.one_token(prefill, prompt, FIRST_TURN)
+        if not moved or not moved.get("remote_block_ids"):
+            return None
+        handle = await asker.one_streamed_token(decode, prompt, moved)
+    except PdctlError:
+        return None
+    if handle is None:
+        return False
+    await _give_back(asker, prefill, handle, prompt[:3])
+    return True
 
 
 async def give_back(
@@ -189,6 +219,22 @@ class _Asker:
     async def one_token(
         self, url: str, prompt: Sequence[int], kv: Mapping[str, Any] | None, **more: object
     ) -> dict[str, Any] | None:
+        return _handle_in(await self._ask(url, prompt, kv, more))
+
+    async def one_streamed_token(
+        self, url: str, prompt: Sequence[int], kv: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        answer = await self._ask(url, prompt, kv, {"stream": True})
+        found = (_handle_in(data_of(event) or b"") for event in SseSplitter().feed(answer))
+        return next(filter(None, found), None)
+
+    async def _ask(
+        self,
+        url: str,
+        prompt: Sequence[int],
+        kv: Mapping[str, Any] | None,
+        more: Mapping[str, object],
+    ) -> bytes:
         self.asked[url] += 1
         body: dict[str, Any] = {
             "model": self._model,
@@ -199,7 +245,7 @@ class _Asker:
         }
         if kv is not None:
             body["kv_transfer_params"] = dict(kv)
-        answer = await ask_json(
+        return await ask(
             self.session,
             url + "/v1/completions",
             method="POST",
@@ -207,5 +253,11 @@ class _Asker:
             key=self.key,
             timeout=self._timeout,
         )
-        params = answer.get("kv_transfer_params")
-        return params if isinstance(params, dict) else None
+
+
+def _handle_in(answer: bytes) -> dict[str, Any] | None:
+    try:
+        params = json.loads(answer)["kv_transfer_params"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return params if isinstance(params, dict) else None

@@ -10,7 +10,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
@@ -32,7 +32,7 @@ from pdctl.observe.proof import (
     judge,
     plan_sizes,
 )
-from pdctl.observe.sides import probe_sides
+from pdctl.observe.sides import probe_sides, streams_handle
 from pdctl.observe.turns import Turn, TurnLimits, TurnRequest, TurnTimeoutError, send_turn
 
 STEP = "verify"
@@ -171,9 +171,7 @@ class _Run:
             await self._blame_the_dead()
         elif not evidence.reused:
             evidence.router = await self._router_facts()
-            if not evidence.proven_by_router:
-                self._tell("asking the engines which side does not take part")
-                evidence.probe = await self._probe(evidence)
+            evidence.probe = await self._probe(evidence)
         return evidence
 
     async def _second_look(self) -> RouterFacts | None:
@@ -451,15 +449,20 @@ class _Run:
         prefill = self._reached("prefill", said.prefill if said else None)
         decode = self._reached("decode", said.decode if said else None)
         prompt = await self._fresh_ids(min(4 * evidence.block_size, evidence.sizes.second_prompt))
-        return await probe_sides(
-            self.session,
-            prefill.rstrip("/"),
-            decode.rstrip("/"),
-            model=self.model,
-            prompt=prompt,
-            key=self.endpoints.engine_key,
-            poll=self.options.poll_s,
-        )
+        where = (self.session, prefill.rstrip("/"), decode.rstrip("/"))
+        sides, key = SideProbe(True, True), self.endpoints.engine_key
+        if not evidence.proven_by_router:
+            self._tell("asking the engines which side does not take part")
+            sides = await probe_sides(
+                *where, model=self.model, prompt=prompt, key=key, poll=self.options.poll_s
+            )
+        # What else keeps a turn from reuse, the router says by itself.
+        if sides.prefill_takes_handle and (said is None or said.reason == "first_turn"):
+            self._tell("asking decode whether its streamed answers bring handles")
+            # Another prompt: of the first one decode may have everything.
+            streams = await streams_handle(*where, model=self.model, prompt=prompt[::-1], key=key)
+            sides = replace(sides, decode_streams_handle=streams)
+        return sides
 
     def _reached(self, role: RoleName, said: str | None) -> str:
         """Where this machine reaches the engine that the router has named."""

@@ -216,6 +216,8 @@ class _Turn:
             if isinstance(result, Failure) and self._blocks_lost(result, kv):
                 result = yield from self._decode_alone(result)
         if isinstance(result, Failure):
+            if result.kind == "timeout" and self._another(result.url):
+                self.fleet.silent(result.url)
             self.report.status = result.client_status
             yield Reply(result)
             return self.report
@@ -526,6 +528,8 @@ class _Turn:
                 self.report.reason = "prefill_refused"
                 return None
             self.report.retries.append(f"prefill_{result.kind}")
+            if result.kind == "timeout":
+                self.fleet.silent(prefill)
         self.report.reason = self.no_prefill
         return None
 

@@ -115,7 +115,8 @@ class Pair:
         final: only a restart of an engine can change the verdict.
         again_at: when it may be probed once more; the watcher's clock.
         pauses: breaker by decode engine start.
-        lost: a request's blocks did not reach decode, and no probe saw any arrive since.
+        lost: a request's blocks did not reach decode, or one of the two was silent, and no probe
+            saw any arrive since.
     """
 
     prefill: str
@@ -343,14 +344,19 @@ class Fleet:
             del pauses[start]
 
     def blocks_lost(self, prefill: str, decode: str) -> None:
-        """Prefill's blocks did not reach decode, twice in a row: no more until a probe sees them.
-
-        A verdict that no probe changes stays, since nothing would end this one.
-        """
+        """Prefill's blocks did not reach decode, twice: no more until a probe sees some."""
         pair = self.pairs.get((prefill, decode))
-        if pair is not None and not pair.final:
-            pair.moves_kv, pair.lost, pair.again_at = False, True, None
-            pair.verdict, pair.why = "no_reuse", "decode did not get a request's blocks"
+        if pair is not None:
+            _doubt(pair, "decode did not get a request's blocks")
+
+    def silent(self, url: str) -> None:
+        """An engine let a request wait beyond its limit, and may well say that it is healthy.
+
+        No more until a probe has gone through it: else each request waits for as long.
+        """
+        for pair in self.pairs.values():
+            if url in (pair.prefill, pair.decode):
+                _doubt(pair, f"{self.engine(url).role} let a request wait beyond its limit")
 
     def blocks_arrive(self, prefill: str) -> bool:
         """Whether there is a healthy decode server that may get this one's blocks."""
@@ -431,3 +437,10 @@ def _load(engine: Engine, tokens: int) -> float:
     # Some room can always be made, by letting go of what is retained.
     room = max(capacity - engine.retained, capacity / 20)
     return (_queue(engine, tokens) + max(tokens, 1)) / room
+
+
+def _doubt(pair: Pair, why: str) -> None:
+    """To be probed at once; what no probe changes stays, since nothing would end this."""
+    if not pair.final:
+        pair.moves_kv, pair.lost, pair.again_at = False, True, None
+        pair.verdict, pair.why = "no_reuse", why

@@ -12,6 +12,7 @@ import pytest
 
 from pdctl.config.model import RouterLimits
 from pdctl.observe.turns import Turn, TurnLimits, TurnTimeoutError
+from pdctl.observe.verify import VerifyOptions, verify
 from pdctl.router import core, match
 from pdctl.router.handle import Handle
 from pdctl.router.memory import MemoryStore
@@ -240,11 +241,14 @@ async def test_t9_without_the_plugin_streams_bring_no_handle_and_the_router_goes
     async with routed(pair) as router:
         _, streamed = await chat_twice(router, session, "t9-s", stream=True)
         _, whole = await chat_twice(router, session, "t9-w", stream=False)
+        proof = await verify(router.endpoints, VerifyOptions(chat=False))
     assert streamed.ok
     assert streamed.explanation is not None
     assert streamed.explanation.reason == "first_turn"
     assert whole.explanation is not None
     assert whole.explanation.attached_tokens > 300
+    assert (proof.ok, proof.side) == (False, "decode")
+    assert "decode puts no handle into streamed answers" in proof.reason
 
 
 # T7: the flag on one side only.

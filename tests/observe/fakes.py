@@ -39,6 +39,7 @@ class FakeEngine:
 
     role: str
     bidirectional: bool = True
+    streams_handles: bool = True
     prefix_caching: bool = True
     block_size: int = 16
     max_model_len: int = 4096
@@ -142,7 +143,8 @@ class FakeEngine:
         if not body.get("stream"):
             return web.json_response(answer)
         ids = answer_of(body["prompt"], body["max_tokens"])
-        return await stream_completion(request, body["prompt"], ids)
+        handle = answer.get("kv_transfer_params") if self.streams_handles else None
+        return await stream_completion(request, body["prompt"], ids, handle=handle)
 
     def __hash__(self) -> int:
         return id(self)
@@ -283,16 +285,22 @@ def _prompt_ids(body: dict[str, Any]) -> list[int]:
 
 
 async def stream_completion(
-    request: web.Request, prompt: list[int], ids: list[int], headers: dict[str, str] | None = None
+    request: web.Request,
+    prompt: list[int],
+    ids: list[int],
+    headers: dict[str, str] | None = None,
+    handle: dict[str, Any] | None = None,
 ) -> web.StreamResponse:
     events: list[dict[str, Any]] = []
     for at, token in enumerate(ids):
         choice: dict[str, Any] = {"index": 0, "text": f" t{token}", "token_ids": [token]}
         if at == 0:
             choice["prompt_token_ids"] = prompt
+        event: dict[str, Any] = {"choices": [choice]}
         if at == len(ids) - 1:
             choice["finish_reason"] = "length"
-        events.append({"choices": [choice]})
+            event |= {"kv_transfer_params": handle} if handle else {}
+        events.append(event)
     return await send_events(request, [*events, _usage(prompt, ids)], headers)
 
 

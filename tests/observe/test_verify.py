@@ -224,6 +224,30 @@ async def test_prefill_flag_off_is_named_without_ever_sending_it_tokens_to_pull(
     assert pair.decode.usage == 0.0
 
 
+@pytest.mark.parametrize("canary", ["", "blocks do not arrive"])
+async def test_streams_without_handles_are_named(canary: str) -> None:
+    """Whether the router has proven the pair, whose probe does not stream, or has not."""
+    decode = FakeEngine("decode", streams_handles=False)
+    async with fake_pair(decode=decode, reason="first_turn", loses_handles=True) as pair:
+        pair.router.canary = canary
+        report = await run(pair)
+    assert not report.ok
+    assert report.side == "decode"
+    assert report.reason.startswith(
+        "turn 2 reused nothing: decode puts no handle into streamed answers, as vLLM does from "
+        "0.33 on, or with pdctl's plugin; turns that do not stream are reused; the router says "
+        "`first_turn`"
+    )
+    assert "`engine.plugin`" in report.hints[0]
+
+
+async def test_streams_with_handles_are_not_blamed() -> None:
+    async with fake_pair(reason="first_turn", loses_handles=True) as pair:
+        report = await run(pair)
+        assert report.reason == "turn 2 reused nothing; the router says `first_turn`"
+        assert pair.decode.usage == 0.0
+
+
 async def test_a_busy_decode_leaves_prefill_as_the_side_by_elimination(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -322,10 +322,50 @@ def test_blocks_that_never_arrive_leave_it_to_decode_alone_until_a_probe_sees_so
     book.expect(Prefill, p_answer(PROMPT))
 
 
+def test_a_prefill_that_was_silent_is_asked_no_more_until_a_probe_went_through_it() -> None:
+    fleet = a_fleet()
+    book = Playbook(fleet=fleet)
+    book.expect(Know, False)
+    book.expect(Prefill, Failure(0, "timeout", url=P))
+    book.expect(OpenDecode, Opened(200))
+
+    book = Playbook(fleet=fleet)
+    book.expect(Know, False)
+    book.expect(OpenDecode, Opened(200))
+    assert book.expect(Relay, Relayed(a_harvest([1], None))).report.reason == "blocks_lost"
+    assert fleet.pairs[(P, D)].why == "prefill let a request wait beyond its limit"
+
+
+def test_a_decode_that_was_silent_gets_nothing_while_there_is_another() -> None:
+    other = "http://d:2"
+    fleet = a_fleet(decode=(D, other))
+    book = Playbook(fleet=fleet)
+    book.expect(Know, False)
+    book.expect(Prefill, p_answer(PROMPT))
+    assert isinstance(book.due, OpenDecode)
+    silent = book.due.url
+    book.expect(OpenDecode, Failure(0, "timeout", url=silent))
+    book.expect(Reply)
+    assert not fleet.pairs[(P, silent)].moves_kv
+    for _ in range(5):
+        assert fleet.choose_decode(prefill=P, hint=silent, held=1000) != silent
+
+
+def test_the_only_decode_stays_in_use_however_silent() -> None:
+    fleet = a_fleet()
+    book = Playbook(fleet=fleet)
+    book.expect(Know, False)
+    book.expect(Prefill, p_answer(PROMPT))
+    book.expect(OpenDecode, Failure(0, "timeout", url=D))
+    book.expect(Reply)
+    assert fleet.pairs[(P, D)].verdict == "ok"
+
+
 def test_what_no_probe_changes_goes_on_through_prefill() -> None:
     fleet = a_fleet()
     fleet.quarantine(P, D, "answers were wrong")
     fleet.blocks_lost(P, D)
+    fleet.silent(P)
     assert fleet.blocks_arrive(P)
     assert fleet.pairs[(P, D)].why == "answers were wrong"
 

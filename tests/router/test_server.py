@@ -162,6 +162,30 @@ async def test_a_prefill_that_is_silent_on_a_handle_is_done_again_and_not_aborte
         silent.set()
 
 
+async def test_a_prefill_that_hangs_costs_one_request_its_limit_and_not_each() -> None:
+    """Its API server may say for long that it is healthy when its core is stuck."""
+    stuck = asyncio.Event()
+
+    async def hang(request: web.Request, body: dict[str, Any]) -> Any:
+        await stuck.wait()
+
+    async with world(limits={"prefill_base": 0.5, "prefill_per_1k_tokens": 0}) as w:
+        w.p.fault = hang
+        status, _, told = await w.ask([user(LONG)])
+        assert (status, told["retries"]) == (200, ["prefill_timeout"])
+        asked = len(w.p.seen)
+        for _ in range(3):
+            status, _, told = await w.ask([user(LONG)])
+            assert (status, told["reason"], told["retries"]) == (200, "blocks_lost", [])
+        assert [body for body in w.p.seen[asked:] if "messages" in body] == []
+
+        w.p.fault = None
+        stuck.set()
+        await w.until(lambda: w.router.shared.fleet.ready())
+        _, _, told = await w.ask([user(LONG)])
+        assert told["prefill"] == w.p.url
+
+
 async def test_a_client_that_leaves_mid_stream_stops_decode() -> None:
     async with world() as w:
         w.d.words, w.d.gap = 1000, 0.02

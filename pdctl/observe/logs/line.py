@@ -34,6 +34,12 @@ _UVICORN = re.compile(r"(?P<level>INFO|WARNING|ERROR|CRITICAL|DEBUG): {2,}")
 _GLOG = re.compile(
     r"(?P<level>[IWEF])(?P<time>\d{4} \d\d:\d\d:\d\d)(?:\.\d+)?\s+\d+ (?P<place>[\w./-]+:\d+)\] "
 )
+# `libfabric:8:1764430163::efa:cq:efa_cq_handle_error():103<warn> `, and UCX's
+# `[1764430163.108246] [vm:27411:0]   sys.c:174  UCX  ERROR   `.
+_TRANSPORT = re.compile(
+    r"libfabric:\d+:(?P<libfabric>\d{9,11}):\S*?<(?P<said>\w+)> "
+    r"|\[(?P<ucx>\d{9,11}(?:\.\d+)?)\] \[[^\]]*\] +\S+:\d+ +UCX +(?P<level>[A-Z]+) +"
+)
 # CRI, `kubectl logs --timestamps`, docker's `--timestamps`, syslog with ISO dates.
 _ISO = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)) "
@@ -45,9 +51,16 @@ _SYSLOG = re.compile(
 )
 _SYSLOG_TAIL = re.compile(r"(?P<host>\S+) (?P<tag>[^\s\[\]:]+)\[\d+\]: ")
 _POD = re.compile(r"\[(?P<tag>pod/[^\]\s]+)\] ")
+# `stern`: pod, container, and then what a server's line begins with.
+_STERN = re.compile(
+    r"(?P<tag>[a-z0-9][a-z0-9.-]*-[a-z0-9]+) [a-z0-9][a-z0-9-]* "
+    r"(?=\([\w .=-]*\bpid=\d|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)(?: \d\d-\d\d |: {2})"
+    r"|[IWEF]\d{4} \d\d:|\d{4}-\d\d-\d\d[ T]\d\d:)"
+)
 _COMPOSE = re.compile(r"(?P<tag>[A-Za-z0-9][\w.-]*) +\| ")
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+_TRANSPORT_LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "TRACE": "DEBUG"}
 _MICROSECONDS = re.compile(r"[0-9]{1,16}")
 _WRAPPINGS = 4
 _CACHED = 4096
@@ -216,10 +229,17 @@ def _tagged(line: Line, clock: Clock) -> bool:
         line.ts = clock.read(found["time"]) or line.ts
         line.message = message[found.end() :]
         return False
+    if found := _TRANSPORT.match(message):
+        stamp, said, other, level = found.groups()
+        level = (said or level).upper()
+        line.level = _TRANSPORT_LEVELS.get(level, level)
+        line.ts = float(stamp or other)
+        line.message = message[found.end() :]
+        return False
     if found := _SYSLOG.match(message):
         line.ts = clock.read(found["time"]) or line.ts
     else:
-        found = _POD.match(message) or _COMPOSE.match(message)
+        found = _POD.match(message) or _COMPOSE.match(message) or _STERN.match(message)
     if not found:
         return False
     line.tag = found["tag"]

@@ -38,6 +38,10 @@ WRAPPED = {
         json.dumps({"log": VLLM + "\n", "stream": "stderr", "time": "2026-11-29T15:29:23Z"}),
         LOCAL, "",
     ),
+    "stern": (f"ms-decode-6458459f69-qxv6j vllm {VLLM}", LOCAL, "ms-decode-6458459f69-qxv6j"),
+    "stern, nested processes": (
+        f"decode-0 vllm (APIServer pid=1) {VLLM}", LOCAL, "decode-0",
+    ),
     "docker compose": (f"prefill-1  | {VLLM}", LOCAL, "prefill-1"),
     "journald": (json.dumps(JOURNAL), LOCAL, "pdctl-prefill.service"),
     "journald, bytes": (
@@ -117,3 +121,32 @@ def test_uvicorns_lines_take_the_time_of_the_line_above() -> None:
     text = VLLM + '\nINFO:     1.2.3.4:5 - "POST /v1/x HTTP/1.1" 500 Internal Server Error\n'
     assert [event.ts for event in events(text)] == [LOCAL, LOCAL]
     assert NOW > LOCAL
+
+
+@pytest.mark.parametrize("said", [
+    "the router 2026 went away", "Failed to (re)start", "decode vllm is what it says",
+    "a message about INFO 11-29 15:29:23 [x.py:1] that somebody quotes",
+])  # fmt: skip
+def test_words_are_no_pod(said: str) -> None:
+    assert parse(said.encode(), CLOCK).tag == ""
+
+
+@pytest.mark.parametrize(("raw", "level", "message"), [
+    ("libfabric:493076:1764430163::efa:cq:efa_cq_handle_error():103<warn> err: 113, message: x",
+     "WARNING", "err: 113, message: x"),
+    ("(Worker_TP3 pid=12) libfabric:8:1764430163::efa:core:f():9<info> FI_HMEM cannot be",
+     "INFO", "FI_HMEM cannot be"),
+    ("[1764430163.108246] [vm:27411:0]             sys.c:174  UCX  ERROR   failed to get it",
+     "ERROR", "failed to get it"),
+    ("[1764430163.108246] [vm:27411:0]     ucp_context.c:1050 UCX  WARN  transports 'a' x",
+     "WARNING", "transports 'a' x"),
+])  # fmt: skip
+def test_transports_date_their_lines_by_the_epoch(raw: str, level: str, message: str) -> None:
+    line = parse(raw.encode(), CLOCK)
+    assert (int(line.ts or 0), line.level, line.message) == (1764430163, level, message)
+
+
+def test_what_libfabric_only_mentions_is_no_fault() -> None:
+    said = "libfabric:8:1764430163::efa:core:f():9<{}> FI_HMEM cannot be supported because x\n"
+    assert ids(said.format("info")) == []
+    assert ids(said.format("warn")) == ["efa.peer_memory.missing"]
