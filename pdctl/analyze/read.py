@@ -77,7 +77,7 @@ class LineReader:
     def rows(self, block: bytes) -> list[Row]:
         """The rows of some whole lines."""
         rows: list[Row] = []
-        for number, line in enumerate(block.splitlines(), self.reading.lines + 1):
+        for number, line in enumerate(_lines_of(block), self.reading.lines + 1):
             if not line.strip():
                 continue
             found = self.one(line)
@@ -102,6 +102,11 @@ class LineReader:
         if len(self.reading.first_bad) < SHOWN:
             text = line[:160].decode("utf-8", "replace")
             self.reading.first_bad.append(BadLine(number, reason, text))
+
+
+def _lines_of(block: bytes) -> list[bytes]:
+    """As they are counted: a carriage return within a line ends none."""
+    return [line.removesuffix(b"\r") for line in block.split(b"\n")]
 
 
 class JsonReader(LineReader):
@@ -129,7 +134,7 @@ class JsonReader(LineReader):
 
     def _one_by_one(self, block: bytes) -> list[Row]:
         rows: list[Row] = []
-        for number, line in enumerate(block.splitlines(), self.reading.lines + 1):
+        for number, line in enumerate(_lines_of(block), self.reading.lines + 1):
             if not line.strip():
                 continue
             try:

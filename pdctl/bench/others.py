@@ -49,7 +49,11 @@ def read_other(path: Path) -> Other:
     except OSError as error:
         raise NotFoundError(f"cannot read it: {error.strerror}", where=str(path)) from error
     except ValueError as error:
-        raise BadAnswerError(f"this is no JSON: {error}", where=str(path)) from error
+        raise BadAnswerError(
+            f"this is no JSON: {error}",
+            where=str(path),
+            expected="a folder of `pdctl bench`, or a result file of a benchmark, as JSON",
+        ) from error
     if isinstance(value, list) and value and "ttft_ms" in value[0]:
         return _multi_turn(path.name, value)
     if isinstance(value, dict) and "time_to_first_token" in value:

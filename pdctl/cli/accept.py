@@ -8,7 +8,8 @@ import typer
 from pdctl.base.errors import UsageError
 from pdctl.base.exits import ExitCode
 from pdctl.cli import options, ui
-from pdctl.cli.reached import reached
+from pdctl.cli.reached import reached, require_router
+from pdctl.cli.terminated import as_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,10 +71,12 @@ def accept(
         if dry_run:
             _show_steps(steps, json=json)
             return
+        require_router(endpoints)
         if any(step.id.startswith("restart.") and not step.skip for step in steps):
             ui.say("prefill-0 and decode-0 will be restarted", "warn")
             ui.confirm(f"Go on with `{loaded.config.name}`?", yes=yes)
-        report, bundle = _run(loaded, file, means, steps, budget, out)
+        with as_ctrl_c():
+            report, bundle = _run(loaded, file, means, steps, budget, out)
     if json:
         ui.json({**report.as_dict(), "bundle": str(bundle)})
     else:

@@ -1,5 +1,7 @@
 """The Typer app: commands, and the one place where errors become words and exit codes."""
 
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -82,6 +84,7 @@ def run(args: Sequence[str] | None = None) -> int:
 
     `standalone_mode` stays on so that typer words its own usage errors; it ends in SystemExit.
     """
+    _ready_streams()
     try:
         app(list(args) if args is not None else None)
     except SystemExit as stop:
@@ -102,6 +105,17 @@ def run(args: Sequence[str] | None = None) -> int:
         _tell(_bug(error), sys.argv[1:] if args is None else list(args))
         return int(ExitCode.BUG)
     return int(ExitCode.OK)
+
+
+def _ready_streams() -> None:
+    """Closed streams swallow what is written, and no terminal's letters end a command."""
+    if sys.stdout is None:  # `>&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
 
 
 def _bug(error: Exception) -> BugError:

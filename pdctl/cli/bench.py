@@ -7,7 +7,8 @@ import typer
 
 from pdctl.base.errors import BadAnswerError, NotFoundError, PdctlError, UsageError
 from pdctl.cli import options, ui
-from pdctl.cli.reached import reached
+from pdctl.cli.reached import reached, require_router
+from pdctl.cli.terminated import as_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,6 +74,7 @@ def bench(
     resume: Annotated[
         Path | None, typer.Option(help="Folder of a run that was cut short; measures the rest.")
     ] = None,
+    yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
     """Measure how much sooner the first token comes with reuse, on your own pair.
@@ -80,7 +82,7 @@ def bench(
     The legs are measured beside each other through the router: reuse is switched there, and
     between two cells decode must hold nothing any more. Begins with the two-turn proof, and
     measures nothing if it fails. Reuse is set back to what it was at the end. Ctrl-C keeps what
-    was measured.
+    was measured. Before it restarts prefill it asks.
 
     Exit status 0: measured. 1: reuse is not proven, or a leg was not what it is called. 75: the
     engines serve somebody else.
@@ -119,10 +121,17 @@ def bench(
     )
     deadline = None if max_time is None else began + _seconds(max_time, "--max-time")
     caching = _caching(prefix_caching, config)
+    if caching == (None,):
+        with reached(config) as endpoints:
+            require_router(endpoints)
+    else:
+        ui.say("prefill is restarted where its prefix cache is otherwise, and at the end", "warn")
+        ui.confirm(f"Go on with `{config.name}`?", yes=yes)
     folder, settings = _folder(config, settings, out, resume, str(trace or ""))
     ui.say(f"this run is kept in {folder.path}", "dim")
     try:
-        _measure(config, file, settings, folder, caching, deadline)
+        with as_ctrl_c():
+            _measure(config, file, settings, folder, caching, deadline)
     except KeyboardInterrupt:
         ui.say(f"`pdctl bench --resume {folder.path}` measures the rest", "warn")
         raise

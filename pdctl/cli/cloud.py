@@ -344,6 +344,15 @@ def require_none_adopted(name: str, error: "PdctlError") -> None:
         raise error
 
 
+def made_for(name: str, place: Place) -> list[str]:
+    """What is on EC2 by the deployment's tags, as kind and id."""
+    from pdctl.deploy.ec2things import made_things
+    from pdctl.targets.ec2 import Ec2
+
+    region, profile = place
+    return [f"{each.kind} {each.id}" for each in made_things(Ec2(region, profile), name)]
+
+
 def end_deployment(
     name: str, place: Place, *, yes: bool, lock_wait: float, verbose: bool
 ) -> "Released":

@@ -1,7 +1,9 @@
 """`pdctl down`: end exactly what a deployment started, and prove it."""
 
 import os
+import posixpath
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,7 @@ from pdctl.base.errors import PermissionDeniedError, UnreachableError, UsageErro
 from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pdctl.cli.cloud import Place
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from pdctl.deploy.teardown import Removed
     from pdctl.deploy.world import World
     from pdctl.render.model import Place as HostPlace
-    from pdctl.state.model import DeploymentState
+    from pdctl.state.model import DeploymentState, ProcessRecord
     from pdctl.state.store import StateStore
 
 
@@ -26,6 +29,7 @@ def down(
     file: options.File = options.DEFAULT_FILE,
     name: options.Name = None,
     yes: options.Yes = False,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
     lock_wait: options.LockWait = 0.0,
     purge: Annotated[
@@ -56,6 +60,8 @@ def down(
     """
     from pdctl.cli import cloud
 
+    if forget_damaged_state and dry_run:
+        raise UsageError("`--forget-damaged-state` moves a file, which `--dry-run` does not")
     if forget_damaged_state and name is not None:
         _forget_record(options.checked_name(name))
     deployment, config = _named(options.checked_name(name)) if name is not None else _in_file(file)
@@ -63,6 +69,9 @@ def down(
         _forget_record(deployment)
     work = _Work(deployment, config, yes, lock_wait, forget_damaged_state, verbose, purge)
     place = cloud.place_of(deployment, config, region)
+    if dry_run:
+        _show_what_would_end(work, place, json=json)
+        return
     if place is not None:
         _down_on_ec2(work, place, json=json)
         return
@@ -100,6 +109,15 @@ def _down_on_ec2(work: "_Work", place: "Place", *, json: bool) -> None:
 
 
 @dataclass(frozen=True)
+class _Running:
+    """A process that belongs to the deployment."""
+
+    name: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
 class _Work:
     """What is asked for."""
 
@@ -117,18 +135,10 @@ class _Work:
 
     def end_processes(self) -> "tuple[Removed | None, list[str]]":
         """What was ended, None when there was nothing; and what was purged."""
-        from pdctl.deploy import local, reach, teardown
-        from pdctl.render.place import place_here, place_of
-        from pdctl.state.store import StateStore
+        from pdctl.deploy import reach, teardown
 
-        config, store = self.config, StateStore(self.name)
-        place = place_of(config) if config else place_here(self.name)
-        marks = f"{place.state}/"
-        listener = ui.listener(verbose=self.verbose)
-        hosts = reach.recorded_hosts(store)
-        world = reach.world_of(config, listener, hosts) if config else local.this_machine(listener)
-        try:
-            reach.connect_all(world)
+        with self._reached() as (world, store, place):
+            marks = f"{place.state}/"
             # os.path's answer is no, not an error, for a name that no folder can have.
             if not os.path.exists(store.directory) and not teardown.find_marked(world, marks):
                 return None, self._purge(world, place)
@@ -139,6 +149,35 @@ class _Work:
                     _ask(world, self.name, state, yes=self.yes, marks=marks)
                     removed = teardown.tear_down(world, store, state, place=place)
                 return removed, self._purge(world, place)
+
+    def would_end(self) -> "list[_Running]":
+        """All that runs now and would be ended."""
+        from pdctl.deploy.teardown import find_marked
+
+        with self._reached() as (world, store, place):
+            found = {
+                (host, each.ref.pid): posixpath.basename(each.ref.mark)
+                for host, each in find_marked(world, f"{place.state}/")
+            }
+            for record in _alive(world, store.load()):
+                assert record.ref is not None
+                found.setdefault((record.host, record.ref.pid), record.name)
+        return [_Running(name, host, pid) for (host, pid), name in sorted(found.items())]
+
+    @contextmanager
+    def _reached(self) -> "Iterator[tuple[World, StateStore, HostPlace]]":
+        """The hosts of the deployment, as far as file and record name them."""
+        from pdctl.deploy import local, reach
+        from pdctl.render.place import place_here, place_of
+        from pdctl.state.store import StateStore
+
+        config, store = self.config, StateStore(self.name)
+        listener = ui.listener(verbose=self.verbose)
+        hosts = reach.recorded_hosts(store)
+        world = reach.world_of(config, listener, hosts) if config else local.this_machine(listener)
+        try:
+            reach.connect_all(world)
+            yield world, store, place_of(config) if config else place_here(self.name)
         finally:
             world.close()
 
@@ -217,14 +256,47 @@ def _ask(
     if not sys.stdin.isatty():
         return
     running = [
-        f"{record.name} (pid {record.ref.pid})"
-        for record in (state.processes.values() if state else ())
-        if record.ref and world.hosts[record.host].alive(record.ref)
+        f"{record.name} (pid {record.ref.pid})" for record in _alive(world, state) if record.ref
     ]
     if not running:
         running = [f"pid {each.ref.pid}" for _, each in find_marked(world, marks)]
     if running:
         ui.confirm(f"End {', '.join(running)} of `{name}`?", yes=yes)
+
+
+def _alive(world: "World", state: "DeploymentState | None") -> "list[ProcessRecord]":
+    """The recorded processes that run."""
+    return [
+        record
+        for record in (state.processes.values() if state else ())
+        if record.ref and world.hosts[record.host].alive(record.ref)
+    ]
+
+
+def _show_what_would_end(work: _Work, place: "Place | None", *, json: bool) -> None:
+    from pdctl.cli import cloud
+
+    running: list[_Running] = []
+    if place is None or cloud.may_have_processes(work.name, work.config):
+        try:
+            running = work.would_end()
+        except (UnreachableError, PermissionDeniedError) as error:
+            if place is None:
+                raise
+            cloud.require_none_adopted(work.name, error)
+            ui.say(f"{error.message}; what runs there would end with its instance", "warn")
+    things = cloud.made_for(work.name, place) if place else []
+    if json:
+        told = [{"name": each.name, "host": each.host, "pid": each.pid} for each in running]
+        ui.json({"name": work.name, "would_end": told, "would_release": things})
+        return
+    for each in running:
+        ui.data(f"- end {each.name} (pid {each.pid} on {each.host})")
+    for thing in things:
+        ui.data(f"- end or delete {thing}")
+    if not running and not things:
+        ui.say(f"nothing to remove: nothing of `{work.name}` runs", "ok")
+    ui.say("nothing was changed (`--dry-run`)", "dim")
 
 
 def _show_nothing(name: str, gone: list[str] | None, *, json: bool) -> None:

@@ -38,6 +38,12 @@ def init(
     """
     from pdctl.base.paths import templates_dir
 
+    if max_hours is not None and template != "p5en":
+        raise UsageError(
+            f"the template `{template}` makes no hosts that could end by themselves",
+            where="--max-hours",
+            expected="`--template p5en` beside it",
+        )
     content = (templates_dir() / "init" / f"{template}.yaml").read_bytes()
     if template == "p5en":
         content = _with_end(content, max_hours)

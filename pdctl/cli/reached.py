@@ -31,6 +31,30 @@ def reached(config: "Config") -> "Iterator[Endpoints]":
         )
 
 
+def require_router(endpoints: "Endpoints") -> None:
+    """Say at once that the deployment is not up, before anything is written or waited for.
+
+    Raises:
+        UnreachableError: no router answers.
+    """
+    import asyncio
+
+    from pdctl.base.errors import UnreachableError
+    from pdctl.observe.http import require_answer
+
+    hints = ["pdctl status", "pdctl up"]
+    if endpoints.router is None:
+        raise UnreachableError(f"`{endpoints.name}` has no router", hints=hints)
+    try:
+        asyncio.run(require_answer(f"{endpoints.router.url}/health"))
+    except UnreachableError as error:
+        raise UnreachableError(
+            f"the router of `{endpoints.name}` does not answer: {error.message}",
+            where=endpoints.router.url,
+            hints=hints,
+        ) from error
+
+
 def _as_rendered(config: "Config") -> "Iterable[ProcessSpec]":
     from pdctl.render.deployment import render
     from pdctl.render.place import place_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pdctl.base.errors import PdctlError, UsageError
+from pdctl.base.errors import BadAnswerError, PdctlError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,8 +38,23 @@ def _console(*, stderr: bool) -> "Console":
 
 def data(text: str) -> None:
     """Print a result to stdout, untouched."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise BadAnswerError(
+            f"the output cannot be written: {error.strerror}", where="standard output"
+        ) from error
+
+
+def _drop_output() -> None:
+    """What is left of it would fail again when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def json(value: object) -> None:

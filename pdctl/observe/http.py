@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,12 +49,32 @@ async def ask(
         ):
             answer = await response.read()
     except (aiohttp.ClientError, TimeoutError) as error:
-        reason = str(error) or f"nothing within {timeout:g} s"
+        reason = _reason(error) or f"nothing within {timeout:g} s"
         raise UnreachableError(f"no answer from {where}: {reason}", where=where) from error
     if not 200 <= response.status < 300:
         text = answer[:500].decode("utf-8", "replace").strip()
         raise HttpStatusError(response.status, where, text)
     return answer
+
+
+async def require_answer(where: str) -> None:
+    """Return if a server answers at all: how well is for whoever asks it more.
+
+    Raises:
+        UnreachableError: no connection, or no answer in time.
+    """
+    async with aiohttp.ClientSession() as session:
+        try:
+            await ask(session, where)
+        except HttpStatusError:
+            return
+
+
+def _reason(error: Exception) -> str:
+    """Why there was no connection, without aiohttp's way to write an address."""
+    number = error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
+    # Those of names (gaierror) are below zero, and are told well enough by their text.
+    return os.strerror(number).lower() if number and number > 0 else str(error)
 
 
 async def ask_json(

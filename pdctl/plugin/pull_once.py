@@ -7,6 +7,7 @@ With the lever it is computed from what P has itself.
 """
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
@@ -42,7 +43,8 @@ def _patch(module: types.ModuleType) -> str:
         return done
     count = attribute(owner, _COUNT)
     for method, used in ((_START, _STARTED), (_START, "do_remote_prefill"), (_COUNT, "params")):
-        if not mentions(attribute(owner, method), used):
+        # Another lever may have been there already.
+        if not mentions(inspect.unwrap(attribute(owner, method)), used):
             raise NotApplicable(f"{_CLASS}.{method} does not use {used}")
     if mentions(count, _STARTED):
         raise NotNeeded(f"{_CLASS}.{_COUNT} handles {_STARTED} in this vLLM")

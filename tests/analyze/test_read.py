@@ -34,6 +34,15 @@ def test_a_bad_line_is_named_and_the_rest_is_read(line: bytes, reason: str) -> N
     assert reader.reading.lines == 5
 
 
+def test_a_carriage_return_within_a_line_is_no_line_of_its_own() -> None:
+    reader = JsonReader(rich=False)
+    whole = b'{"conversation_id":"a",\r"ts":1,"prompt_tokens":3}\r\n'
+    rows = reader.rows(whole + b"bad\rline\r\n")
+    assert [row.prompt_tokens for row in rows] == [3]
+    assert (reader.reading.lines, reader.reading.bad) == (2, 1)
+    assert reader.reading.first_bad[0].number == 2
+
+
 def test_only_some_bad_lines_are_kept() -> None:
     reader = JsonReader(rich=False)
     reader.rows(b"x\n" * 100)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pdctl.base.exits import ExitCode
 from pdctl.bench import files, run
 from tests.cli.conftest import Serve
 from tests.cli.helpers import CliResult, run_cli
@@ -156,8 +157,9 @@ def test_no_cell_begins_that_would_end_too_late(serve: Serve, tmp_path: Path) ->
     assert "2 of 6 cells were left out" in result.stderr
 
 
-def test_ctrl_c_keeps_the_turns_of_the_cell_that_ran(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_it_early_keeps_the_turns_of_the_cell_that_ran(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: signal.Signals
 ) -> None:
     pair, file = serve()
     out = tmp_path / "r"
@@ -166,7 +168,7 @@ def test_ctrl_c_keeps_the_turns_of_the_cell_that_ran(
     def until_the_fifth(folder: files.Folder, row: Any) -> None:
         noted(folder, row)
         if len(lines(out / files.TURNS)) == 5:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(ended_by)
 
     monkeypatch.setattr(files.Folder, "add_turn", until_the_fifth)
     result = bench(file, out, "--lengths", "100", "--repeats", "1", "--clients", "1")
@@ -251,6 +253,33 @@ def test_what_makes_no_sense_is_refused(
     assert result.exit_code == 2
     assert said in result.stderr
     assert not (tmp_path / "r").exists()
+
+
+def test_a_deployment_that_is_not_up_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "pd.yaml"
+    file.write_text(
+        "name: x\nmodel: {id: a/b}\nrouter: {port: 7}\n"
+        "target: {kind: external, prefill: ['http://127.0.0.1:9'], decode: ['http://127.0.0.1:8']}\n"
+    )
+    for command in ("bench", "accept"):
+        result = run_cli(command, "-f", str(file), "--out", str(tmp_path / "out"))
+        assert result.exit_code == ExitCode.UNREACHABLE
+        assert "the router of `x` does not answer" in result.stderr
+        assert "connection refused" in result.stderr
+        assert "ssl:default" not in result.stderr
+        assert "hint: pdctl up" in result.stderr
+        assert not (tmp_path / "out").exists()
+
+
+def test_prefill_is_not_restarted_without_consent(tmp_path: Path) -> None:
+    file = tmp_path / "pd.yaml"
+    assert run_cli("init", "--file", str(file)).exit_code == 0
+    out = tmp_path / "out"
+    result = run_cli("bench", "-f", str(file), "--out", str(out), "--prefix-caching", "off")
+    assert result.exit_code == ExitCode.USAGE
+    assert "prefill is restarted" in result.stderr
+    assert "add `--yes`" in result.stderr
+    assert not out.exists()
 
 
 def test_the_example_proxy_has_no_switch(tmp_path: Path) -> None:

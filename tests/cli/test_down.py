@@ -20,6 +20,27 @@ def test_down_ends_all_and_the_second_has_nothing_to_remove(deployed: Deployed) 
     assert "nothing to remove: nothing of `demo` runs" in second.stderr
 
 
+def test_a_dry_run_shows_what_would_end_and_ends_nothing(deployed: Deployed) -> None:
+    run_cli(*deployed.args("up", "--no-verify"))
+    pids = deployed.pids()
+    shown = run_cli(*deployed.args("down", "--dry-run"))
+    assert shown.exit_code == 0, shown.stderr
+    for name, pid in pids.items():
+        assert f"- end {name} (pid {pid} on localhost)" in shown.stdout
+    assert "nothing was changed (`--dry-run`)" in shown.stderr
+    told = run_cli("down", "--name", NAME, "--dry-run", "--json").json
+    assert {each["name"]: each["pid"] for each in told["would_end"]} == pids
+    assert told["would_release"] == []
+    refused = run_cli(*deployed.args("down", "--dry-run", "--forget-damaged-state"))
+    assert refused.exit_code == ExitCode.USAGE
+    assert deployed.pids() == pids
+    assert len(deployed.running()) == 3
+    run_cli(*deployed.args("down"))
+    nothing = run_cli(*deployed.args("down", "--dry-run"))
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert "nothing to remove" in nothing.stderr
+
+
 def test_down_of_what_never_was_makes_nothing(deployed: Deployed) -> None:
     assert run_cli(*deployed.args("down")).exit_code == 0
     assert not deployment_dir(NAME).exists()

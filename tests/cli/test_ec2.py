@@ -229,6 +229,11 @@ def test_down_ends_what_up_made(account: Account) -> None:
     assert "3 instances on EC2: about $1.25 an hour" in status.stderr
     assert "they end by themselves in 8.0 h" in status.stderr
     assert "nothing on them answers" in status.stderr
+    would = account.run("down", "--dry-run", "--json")
+    assert would.exit_code == 0, would.stderr
+    kinds = [each.split()[0] for each in would.json["would_release"]]
+    assert (kinds.count("instance"), kinds.count("group")) == (3, 1)
+    assert len(account.running()) == 3
     down = account.run("down")
     assert down.exit_code == 0, down.stderr
     assert "the instances are ended with all that runs on them" in down.stderr

@@ -155,6 +155,14 @@ def test_init_asks_when_hosts_that_cost_are_to_end(
         assert yaml.safe_load(file.read_text())["target"]["capacity"]["max_hours"] == hours
 
 
+def test_hours_for_a_machine_that_pdctl_does_not_make_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "pd.yaml"
+    refused = run_cli("init", "--file", str(file), "--max-hours", "3")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "`--template p5en` beside it" in refused.stderr
+    assert not file.exists()
+
+
 def test_init_takes_the_hours_as_an_option(tmp_path: Path) -> None:
     file = tmp_path / "pd.yaml"
     run_cli("init", "--template", "p5en", "--file", str(file), "--max-hours", "3")

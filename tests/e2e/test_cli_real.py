@@ -250,7 +250,7 @@ def the_ttl_is_lowered_and_raised_under_load(person: Person, up: dict[str, Any])
 def the_bench_sees_what_reuse_brings(person: Person) -> None:
     """The short twin of the bench in the README: prefill restarted without its prefix cache."""
     size = ("--conversations", "2", "--turns", "3", "--question", "32", "--answer", "24")
-    told = person.asks("bench", "--prefix-caching", "off", "--lengths", "300,3000", *size)
+    told = person.asks("bench", "--yes", "--prefix-caching", "off", "--lengths", "300,3000", *size)
     legs = {(line["length"], line["leg"]): line for line in told["lines"]}
     assert set(legs) == {(n, f"{leg}-cache") for n in (300, 3000) for leg in ("off", "on")}
     for (length, leg), line in legs.items():

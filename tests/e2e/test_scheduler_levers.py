@@ -1,7 +1,7 @@
-"""The levers of prefill's scheduler on vLLM's own classes (FACTS T11, T12). Starts no engine.
+"""The plugin on vLLM's own scheduler and workers (FACTS T11, T12, L10). Starts no engine.
 
-A pair on CPUs has no overlapping batches, and nothing preempts there: this is all there is without
-GPUs.
+A pair on CPUs has one worker and no overlapping batches, and nothing preempts there: this is all
+there is without GPUs.
 """
 
 import json
@@ -39,7 +39,7 @@ def test_prefill_pulls_safely_and_never_waits_for_nothing(tmp_path: Path) -> Non
     env = {name: value for name, value in os.environ.items() if not name.startswith(mine)}
     done = subprocess.run(
         [python, "-P", str(SCRIPT), str(tmp_path), str(bundle)],
-        env={**env, "TMPDIR": str(tmp_path)},
+        env={**env, "TMPDIR": str(tmp_path), "PDCTL_LEASE_RENEWAL": "on"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -49,5 +49,6 @@ def test_prefill_pulls_safely_and_never_waits_for_nothing(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["plugin"] == {"prefill": 0, "decode": 0, "preempted": "RUNNING"}
+    assert found["renewed"] == [True, False], "kept until then, by all eight workers"
     # The traps are still there. When they are not, the levers can go.
     assert found["stock"] == {"prefill": 32, "decode": 0, "preempted": "WAITING_FOR_REMOTE_KVS"}

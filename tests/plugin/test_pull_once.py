@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdctl.plugin import pull_once
+from pdctl.plugin import lease_renewal, pull_once
 from pdctl.plugin._guard import Guard, Outcome
 from tests.plugin import engine_shapes
 from tests.plugin.conftest import InstallEngine
@@ -87,6 +87,13 @@ def test_applied_once(install_engine: InstallEngine) -> None:
     before = owner.get_num_new_matched_tokens
     assert _apply() == DONE
     assert owner.get_num_new_matched_tokens is before
+
+
+def test_another_lever_was_there_first(install_engine: InstallEngine) -> None:
+    install_engine(engine_shapes.PULLS)
+    owner = importlib.import_module(MODULE).NixlPullConnectorScheduler
+    owner.update_state_after_alloc = lease_renewal.granting(owner.update_state_after_alloc)
+    assert _apply() == DONE
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ _MEANT = frozenset(
 _LATE = frozenset({"expired"})
 
 HTTP = "http.error"
+TRACEBACK = "process.traceback"
 LOST = BY_ID["router.cache.lost"]
 NEVER = BY_ID["router.cache.never_hits"]
 AFTER_RELEASE = BY_ID["kv.read.after_release"]
@@ -117,6 +118,9 @@ class Judge:
             return ()
         id, fields = signature.id, event.fields
         if self._ending and event.source in self._ending and (signature.generic or id == HTTP):
+            return None
+        if id == TRACEBACK and str(fields.get("exception", "")).startswith("KeyboardInterrupt"):
+            self._ending.add(event.source)  # it was told to end before it listened
             return None
         if "worker" in fields and self._repeated(event):
             return None

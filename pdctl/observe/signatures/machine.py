@@ -313,6 +313,18 @@ MACHINE: tuple[Signature, ...] = (
         source=_READ,
     ),
     Signature(
+        id="engine.cancelled",
+        title="a process of the engine stopped waiting for another",
+        literals=("RuntimeError: cancelled",),
+        pattern=r"^RuntimeError: cancelled$",
+        severity="note",
+        generic=True,
+        meaning="What is left of an engine says so when one of its processes is gone.",
+        fix=Fix("look for the cause just above in the same log"),
+        source="run: vLLM 0.32.0",
+        follows=("engine.worker.died", "engine.dead"),
+    ),
+    Signature(
         id="engine.worker.timeout",
         title="a worker hangs",
         literals=("RPC call to ",),

@@ -541,6 +541,7 @@ POSITIVE: dict[str, list[str]] = {
         "broadcast block found in 60 seconds. This typically happens when some processes are "
         "hanging or doing some time-consuming work",
     ],
+    "engine.cancelled": ["RuntimeError: cancelled"],
     "engine.worker.timeout": ["TimeoutError: RPC call to sample_tokens timed out."],
     "process.crashed": [
         "!!!!!!! Segfault encountered !!!!!!!",
@@ -737,6 +738,7 @@ NEAR: dict[str, list[str]] = {
         CORE + "Worker proc VllmWorker-0 died unexpectedly (exit code: 0), shutting down executor.",
     ],
     "engine.worker.silent": ["the text: No available shared memory broadcast block found in 60 s"],
+    "engine.cancelled": ["RuntimeError: cancelled by the user"],
     "engine.worker.timeout": ["RPC call to sample_tokens"],
     "process.crashed": ["Segfault encounters", "Fatal Python: no"],
     "efa.provider.none": [

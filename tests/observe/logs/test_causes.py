@@ -103,6 +103,11 @@ CASES = {
         "total-vm:1kB",
         *DEAD,
     ),
+    "engine.worker.died": (  # recorded: the worker was killed, and the kernel's log is not there
+        DEAD[0],
+        raised(core, 7, "EngineCore encountered a fatal error.", "RuntimeError: cancelled"),
+        'Traceback (most recent call last):\n  File "x.py", line 3, in f\nRuntimeError: cancelled',
+    ),
     "gpu.xid": (
         "Nov 29 15:29:24 h1 kernel: NVRM: Xid (PCI:0000:59:00): 79, pid=19, GPU has fallen off the "
         "bus.",

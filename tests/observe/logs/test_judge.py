@@ -145,6 +145,16 @@ def test_what_an_engine_says_while_it_ends_is_no_fault() -> None:
     assert summed(*events(f"{STOPPING}\n{started}\n{ENDING}\n")).bad
 
 
+@pytest.mark.parametrize("said", ["KeyboardInterrupt: terminated", "KeyboardInterrupt"])
+def test_a_server_that_is_ended_while_it_starts_is_no_fault(said: str) -> None:
+    # Recorded: before it listens it says nothing of a shutdown.
+    trace = f'Traceback (most recent call last):\n  File "x.py", line 3, in f\n{said}\n'
+    died = f"{CORE}Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down.\n"
+    assert not summed(*events(trace + died, role="decode")).bad
+    other = trace.replace("KeyboardInterrupt", "KeyError")
+    assert summed(*events(other, role="decode")).bad
+
+
 def test_a_crash_while_an_engine_ends_is_no_fault() -> None:
     crash = "!!!!!!! Segfault encountered !!!!!!!\n"
     ending = f"{API}[shutdown] API server: shutdown triggered\n"
