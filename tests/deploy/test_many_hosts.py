@@ -260,7 +260,8 @@ def test_hosts_are_looked_at_at_once_and_told_in_the_files_order(tmp_path: Path,
     took = time.monotonic() - began
     print(f"{len(pauses)} hosts took {took:.1f} s, three with the slowest {few:.1f} s")
     assert took <= 1.5 * few
-    assert [each.process for each in found.held_ports] == [
+    # Others may run here, on the ports that engines usually have.
+    assert [each.process for each in found.held_ports if each.port == port] == [
         *(f"prefill-{n}" for n in range(6)),
         *(f"decode-{n}" for n in range(7)),
     ]
