@@ -15,7 +15,7 @@ def reached(config: "Config") -> "Iterator[Endpoints]":
     """Where the started deployment answers; one that pdctl did not start, where it is to be."""
     from pdctl.deploy.local import read_secrets
     from pdctl.deploy.reach import ways_to
-    from pdctl.observe.endpoints import endpoints_of, first_key
+    from pdctl.observe.endpoints import best_key, endpoints_of
     from pdctl.state.store import StateStore
 
     secrets = read_secrets(config)
@@ -26,7 +26,7 @@ def reached(config: "Config") -> "Iterator[Endpoints]":
             config,
             processes,
             engine_key=secrets.engine_key.value if secrets.engine_key else None,
-            router_key=first_key(secrets.client_keys.value) if secrets.client_keys else None,
+            router_key=best_key(secrets.client_keys.value) if secrets.client_keys else None,
             near=near,
         )
 

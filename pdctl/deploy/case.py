@@ -18,7 +18,7 @@ from pdctl.deploy.world import own_url
 from pdctl.engine import choices
 from pdctl.engine.models import built_in_dir
 from pdctl.observe.aws import want_of
-from pdctl.observe.endpoints import Endpoint, Endpoints, Served, first_key
+from pdctl.observe.endpoints import Endpoint, Endpoints, Served, best_key
 from pdctl.observe.examine import ROUTER, Case, Model
 from pdctl.observe.host import wants_of
 from pdctl.observe.settings import facts_of
@@ -163,7 +163,7 @@ def _endpoints(
         bidirectional=config.kv.bidirectional,
         threshold=config.kv.recompute_threshold,
         engine_key=secrets.engine_key.value if secrets.engine_key else None,
-        router_key=first_key(secrets.client_keys.value) if secrets.client_keys else None,
+        router_key=best_key(secrets.client_keys.value) if secrets.client_keys else None,
     )
 
 

@@ -15,14 +15,14 @@ def two_turns(config: Config, secrets: Secrets, world: World) -> Prove:
     """The two-turn proof as `up` runs it: without the ordinary chat that `verify` adds."""
 
     def prove(state: DeploymentState) -> Proven:
-        from pdctl.observe.endpoints import endpoints_of, first_key
+        from pdctl.observe.endpoints import best_key, endpoints_of
         from pdctl.observe.verify import VerifyOptions, verify
 
         endpoints = endpoints_of(
             config,
             state.processes.values(),
             engine_key=secrets.engine_key.value if secrets.engine_key else None,
-            router_key=first_key(secrets.client_keys.value) if secrets.client_keys else None,
+            router_key=best_key(secrets.client_keys.value) if secrets.client_keys else None,
             near=world.near,
         )
         report = asyncio.run(verify(endpoints, VerifyOptions(chat=False), listen=world.listen))

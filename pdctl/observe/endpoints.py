@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdctl.base.errors import UnreachableError
+from pdctl.base.explain import ADMIN_TENANT
 from pdctl.base.keyfile import HASHED, key_lines
 from pdctl.base.process import ROLES, RoleName
 from pdctl.config.model import Config, ExternalTarget
@@ -119,6 +120,11 @@ def first_key(text: str) -> str | None:
 def tenant_key(text: str, tenant: str) -> str | None:
     """A key of one tenant in that file; None when it has none that can be shown."""
     return next((key for name, key in _shown(text) if name == tenant), None)
+
+
+def best_key(text: str) -> str | None:
+    """The key of that file that learns most from the router: the admin's, if it can be shown."""
+    return tenant_key(text, ADMIN_TENANT) or first_key(text)
 
 
 def _shown(text: str) -> Iterator[tuple[str, str]]:

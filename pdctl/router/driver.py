@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, assert_never
 
 import orjson
@@ -48,6 +49,9 @@ from pdctl.router.wire import Response
 
 log = logging.getLogger("pdctl.router")
 
+Explain = Callable[[Report], TurnExplanation]
+"""What a client is told of its turn."""
+
 # A leg whose client left is ended after its first event, or after this long.
 _ABANDON_S = 30.0
 # A decode leg that does not stream shows no first event; pulling takes far less than this.
@@ -70,7 +74,7 @@ class Driver:
         request_id: str,
         headers: dict[str, str],
         *,
-        explain: bool,
+        explain: Explain | None,
     ) -> None:
         self._shared = shared
         self._request = request
@@ -357,7 +361,7 @@ class Driver:
         if name := upstream.headers.get("x-request-id"):
             headers["X-Request-Id"] = name
         if self._explain:
-            headers[TURN_HEADER] = explanation(report).to_header()
+            headers[TURN_HEADER] = self._explain(report).to_header()
         return headers
 
     # Handles.
@@ -407,7 +411,7 @@ class Driver:
 
 
 def explanation(report: Report) -> TurnExplanation:
-    """What the client that asked is told."""
+    """What a client that asked is told."""
     return TurnExplanation(
         outcome=report.outcome,
         reason=report.reason,
@@ -418,6 +422,11 @@ def explanation(report: Report) -> TurnExplanation:
         attached_tokens=report.attached_tokens,
         retries=tuple(report.retries),
     )
+
+
+def without_engines(report: Report) -> TurnExplanation:
+    """The same for one that shall not know the engines' addresses."""
+    return replace(explanation(report), prefill="", decode="")
 
 
 async def _see_out(call: Call, engine: Engine, action: Prefill) -> None:

@@ -22,7 +22,7 @@ from pdctl.router.actions import Report
 from pdctl.router.admin import Gate, ReuseSwitch, TtlSwitch
 from pdctl.router.auditor import Auditor
 from pdctl.router.core import Policy, TurnRequest, run_turn
-from pdctl.router.driver import Driver
+from pdctl.router.driver import Driver, Explain, explanation, without_engines
 from pdctl.router.eligible import CHAT, COMPLETIONS, Endpoint
 from pdctl.router.engine_switch import EngineSwitch
 from pdctl.router.engines import Engines
@@ -103,7 +103,7 @@ class Router:
         self.watcher = Watcher(self.shared, self.policy)
         self._key_file = key_file
         self._api_keys = key_file.keys if key_file else api_keys
-        gate = Gate(lambda: self._api_keys, lambda request: request.get(_TENANT, ""))
+        self._gate = gate = Gate(lambda: self._api_keys, lambda request: request.get(_TENANT, ""))
         self.switches = (
             ReuseSwitch(self.shared, self.policy, gate),
             TtlSwitch(self.shared, self.policy, gate, partial(write_ttl, file) if file else None),
@@ -166,7 +166,7 @@ class Router:
             request,
             turn.request_id,
             self._engine_headers(request.headers),
-            explain=request.headers.get(EXPLAIN_HEADER) == "1",
+            explain=self._explains(request),
         )
         arrived, began = time.time(), time.monotonic()
         report = Report()
@@ -192,6 +192,12 @@ class Router:
             driver.told(report)
         assert driver.response is not None
         return driver.response
+
+    def _explains(self, request: web.Request) -> Explain | None:
+        """How the turn is explained to this client; None if it did not ask."""
+        if request.headers.get(EXPLAIN_HEADER) != "1":
+            return None
+        return explanation if self._gate.shows_engines(request) else without_engines
 
     def _salt(self, body: dict[str, Any], request: web.Request) -> None:
         """Give the request a cache salt that no other tenant can have, its own one in it."""
@@ -263,6 +269,11 @@ class Router:
         return self.shared.fleet.ready() and not self.shared.patience.ending
 
     async def _state(self, request: web.Request) -> web.Response:
+        if (
+            not self._gate.shows_engines(request)
+            and (refused := self._gate.refusal(request)) is not None
+        ):
+            return refused
         return web.json_response(await self.state())
 
     async def _metrics(self, request: web.Request) -> web.Response:

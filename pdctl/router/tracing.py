@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl import __version__
 from pdctl.router.actions import Action, Failure, OpenDecode, Prefill, Relay, Render, Report
-from pdctl.router.driver import Driver
+from pdctl.router.driver import Driver, Explain
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -82,7 +82,7 @@ class Tracing:
         request_id: str,
         headers: dict[str, str],
         *,
-        explain: bool,
+        explain: Explain | None,
     ) -> Driver:
         """A driver for one turn, which traces it."""
         return TracedDriver(self, shared, request, request_id, headers, explain=explain)
@@ -103,7 +103,7 @@ class TracedDriver(Driver):
         request_id: str,
         headers: dict[str, str],
         *,
-        explain: bool,
+        explain: Explain | None,
     ) -> None:
         super().__init__(shared, request, request_id, headers, explain=explain)
         from opentelemetry.trace import SpanKind, set_span_in_context

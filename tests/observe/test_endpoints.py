@@ -7,7 +7,7 @@ import pytest
 from pdctl.base.errors import UnreachableError
 from pdctl.base.process import RoleName
 from pdctl.config.model import Config
-from pdctl.observe.endpoints import Endpoint, endpoints_of, first_key, tenant_key
+from pdctl.observe.endpoints import Endpoint, best_key, endpoints_of, first_key, tenant_key
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,14 @@ def test_a_port_that_was_never_chosen_means_never_started() -> None:
 )
 def test_the_first_key_of_a_file(text: str, key: str | None) -> None:
     assert first_key(text) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("acme:one\nadmin:two\n", "two"), ("acme:one\nadmin:sha256:00\n", "one"), ("", None)],
+)
+def test_the_admins_key_is_the_best(text: str, key: str | None) -> None:
+    assert best_key(text) == key
 
 
 def test_a_tenants_key() -> None:

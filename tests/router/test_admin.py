@@ -1,6 +1,7 @@
 """Changing reuse and the TTL at run time: who may, what it does at once, and for whom it stays."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,31 @@ async def test_with_keys_only_the_admin_may() -> None:
             assert "`admin`" in said["error"]["message"]
         assert w.router.policy.share == 1.0
         assert (await get(w, "root-key"))[0] == 200
+
+
+async def addresses(w: World, key: str) -> tuple[int, str, str]:
+    """The status of the state, and which servers an answer names."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with w.http.get(f"{w.url}/pdctl/v1/state", headers=headers) as state:
+        status = state.status
+    body = {"model": "m", "messages": [user(LONG)]}
+    async with w.http.post(
+        f"{w.url}/v1/chat/completions", json=body, headers=headers | {"x-pdctl-explain": "1"}
+    ) as answer:
+        told = json.loads(answer.headers["x-pdctl-turn"])
+    return status, told["prefill"], told["decode"]
+
+
+async def test_only_the_admin_learns_the_engines_addresses() -> None:
+    async with world(api_keys=parse_keys(KEYS, "keys")) as w:
+        assert await addresses(w, "a-key") == (403, "", "")
+        assert await addresses(w, "root-key") == (200, w.p.url, w.d.url)
+
+
+@pytest.mark.parametrize(("keys", "key"), [(None, ""), ("acme:a-key\n", "a-key")])
+async def test_without_an_admin_who_asks_learns_them(keys: str | None, key: str) -> None:
+    async with world(api_keys=parse_keys(keys, "keys") if keys else None) as w:
+        assert await addresses(w, key) == (200, w.p.url, w.d.url)
 
 
 async def test_a_tenant_that_is_not_there_is_no_silent_success() -> None:
