@@ -36,6 +36,7 @@ def reuse(
         Path | None,
         typer.Option("--api-keys", help="The routers' file of API keys, if no file names it."),
     ] = None,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Show or switch for whom the routers reuse KV; it lasts until they end.
@@ -55,11 +56,14 @@ def reuse(
         raise UsageError("`--tenant` goes with a setting", expected="off, on or a percentage")
     with ExitStack() as ways:
         name, routers, key = _routers(file, url or [], api_keys, ways)
-        found = asyncio.run(ask_all(routers, key, change))
+        found = asyncio.run(ask_all(routers, key, None if dry_run else change))
     if json:
         ui.json({"name": name, "routers": [router.as_dict() for router in found]})
     else:
         _show(found)
+    if dry_run and change is not None:
+        whose = f" for `{tenant}`" if tenant else ""
+        ui.say(f"reuse would be {_word(change.share)}{whose}; nothing was changed (`--dry-run`)")
     if failed := [int(router.error.exit_code) for router in found if router.error]:
         raise typer.Exit(max(failed))
 

@@ -134,6 +134,14 @@ def test_what_is_no_setting(deployed: Deployed, said: str) -> None:
     assert deployed.shares() == [1.0]
 
 
+def test_a_dry_run_shows_and_switches_nothing(deployed: Deployed) -> None:
+    result = deployed(2).types("off", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert deployed.shares() == [1.0, 1.0]
+    assert [line.split()[2] for line in result.stdout.splitlines()[1:]] == ["on", "on"]
+    assert "reuse would be off; nothing was changed (`--dry-run`)" in result.stderr
+
+
 def test_json_has_the_documented_shape(deployed: Deployed) -> None:
     deployed()
     assert deployed.types("30", "--json").json == {

@@ -10,7 +10,7 @@ _EXAMPLE = "upstream's example proxy"
 _LINE = r"^\[(?P<request>[^\]]*)\] conv=(?P<conversation>.*): cache "
 _OUR_TAIL = (
     r"(?: \((?P<reason>\w+), reused=(?P<reused>\d+), prompt=(?P<prompt>\d+|None)"
-    r", retained=(?P<retained>\w+)(?:, retries=(?P<retries>[\w,]+))?\)"
+    r", retained=(?P<retained>\w*)(?:, retries=(?P<retries>[\w,]+))?\)"
     r"(?:\. Prefill done in (?P<ms>\d{1,15})ms)?)?$"
 )
 
@@ -38,7 +38,7 @@ REUSE: tuple[Signature, ...] = (
         literals=(": cache HIT", ROUTER_LITERAL),
         pattern=r"^(?:\[(?P<request>[^\]]*)\] )?conv=(?P<conversation>.*): cache HIT"
         r"(?: \((?:age=(?P<age>[\d.]+)s|(?P<reason>\w+), reused=(?P<reused>\d+),"
-        r" prompt=(?P<prompt>\d+|None), retained=(?P<retained>\w+)"
+        r" prompt=(?P<prompt>\d+|None), retained=(?P<retained>\w*)"
         r"(?:, retries=(?P<retries>[\w,]+))?)\)(?:\. Prefill done in (?P<ms>\d{1,15})ms)?)?$",
         severity="note",
         good=True,

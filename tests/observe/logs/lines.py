@@ -40,6 +40,8 @@ POSITIVE: dict[str, list[str]] = {
         OURS + f"[{ID}] conv=c1: cache MISS (prefill_down, reused=0, prompt=None, retained=no, "
         "retries=prefill_status,other_decode)",
         OURS + f"[{ID}] conv=c1: cache MISS (first_turn, reused=0, prompt=300, retained=kept)",
+        # It ended before decode could say what it keeps.
+        OURS + f"[{ID}] conv=c1: cache MISS (first_turn, reused=0, prompt=None, retained=)",
     ],
     "router.cache.hit": [
         EXAMPLE + "conv=conv-0: cache HIT (age=0.0s)",
