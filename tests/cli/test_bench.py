@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,25 @@ def test_no_cell_begins_that_would_end_too_late(serve: Serve, tmp_path: Path) ->
     assert "2 of 6 cells were left out" in result.stderr
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+@pytest.fixture
+def ctrl_c(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ctrl-C as it is, or ignored as in what a script has put into the background."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize(
+    ("ctrl_c", "ended_by"),
+    [
+        (signal.default_int_handler, signal.SIGINT),
+        (signal.default_int_handler, signal.SIGTERM),
+        (signal.SIG_IGN, signal.SIGTERM),
+    ],
+    indirect=["ctrl_c"],
+    ids=["ctrl-c", "sigterm", "sigterm-in-the-background"],
+)
 def test_what_ends_it_early_keeps_the_turns_of_the_cell_that_ran(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: signal.Signals
 ) -> None:
