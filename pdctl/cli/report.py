@@ -1,12 +1,13 @@
 """`pdctl report`: runs of `pdctl bench` as a page, and as pictures."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pdctl.base.errors import NotFoundError, UsageError
-from pdctl.cli import ui
+from pdctl.cli import options, ui
 
 if TYPE_CHECKING:
     from pdctl.bench.charts import Shown
@@ -28,6 +29,7 @@ def report(
     pictures: Annotated[
         bool, typer.Option(help="Also write PNG and SVG, if there is a Chromium.")
     ] = True,
+    json: options.Json = False,
 ) -> None:
     """Draw what `bench` has measured: one page that needs no network, and pictures of its charts.
 
@@ -45,9 +47,18 @@ def report(
         raise NotFoundError(
             f"cannot write the report: {error.strerror}", where=str(folder)
         ) from error
-    ui.data(str(folder / "report.html"))
-    if pictures:
-        _draw(shown, folder)
+    written = [folder / "report.html", *(_draw(shown, folder) if pictures else ())]
+    if json:
+        ui.json(
+            {
+                "files": [str(path) for path in written],
+                "runs": [{"name": run.name} | run.summary.as_dict() for run in shown],
+                "others": [asdict(other) for other in others],
+            }
+        )
+    else:
+        for path in written:
+            ui.data(str(path))
 
 
 def _read(runs: list[Path]) -> "tuple[list[Shown], list[Other]]":
@@ -65,7 +76,7 @@ def _read(runs: list[Path]) -> "tuple[list[Shown], list[Other]]":
     return shown, [read_other(run) for run in runs if run.is_file()]
 
 
-def _draw(shown: "list[Shown]", folder: Path) -> None:
+def _draw(shown: "list[Shown]", folder: Path) -> list[Path]:
     from pdctl.bench import page, pictures
 
     program = pictures.browser()
@@ -75,7 +86,8 @@ def _draw(shown: "list[Shown]", folder: Path) -> None:
             "camera button at each chart",
             "warn",
         )
-        return
-    for name, figure in page.figures(shown).items():
-        for path in pictures.take(figure, name, folder, program):
-            ui.data(str(path))
+        return []
+    figures = page.figures(shown).items()
+    return [
+        path for name, figure in figures for path in pictures.take(figure, name, folder, program)
+    ]

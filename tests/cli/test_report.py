@@ -217,6 +217,21 @@ def test_real_files_of_other_tools() -> None:
     assert said == pytest.approx([83.2, 94.3, 5.7, 207.2], abs=0.1)
 
 
+def test_the_report_as_json(tmp_path: Path) -> None:
+    run = rows.write(tmp_path / "r")
+    done = run_cli("report", str(run), str(REAL / "serve-0.32.json"), "--no-pictures", "--json")
+    assert done.exit_code == 0
+    said = json.loads(done.stdout)
+    assert said["files"] == [str(run / "report.html")]
+    (told,) = said["runs"]
+    assert {line["reuse"] for line in told["lines"]} == {"on", "off"}
+    assert said["others"][0] == {
+        "file": "serve-0.32.json", "tool": "vllm bench serve", "requests": 6,
+        "ttft": pytest.approx(87.9, abs=0.1), "ttft_p95": pytest.approx(105.8, abs=0.1),
+        "tpot": pytest.approx(10.3, abs=0.1), "total": pytest.approx(243.1, abs=0.1),
+    }  # fmt: skip
+
+
 def test_what_is_no_run(tmp_path: Path) -> None:
     other = tmp_path / "x.json"
     other.write_text("{}")
