@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from pdctl.base.errors import PdctlError, UnreachableError
-from pdctl.base.explain import REUSE_PATH, STATE_PATH
+from pdctl.base.explain import ADMIN_TENANT, REUSE_PATH, STATE_PATH
 from pdctl.base.facts import (
     HostFacts,
     PairFacts,
@@ -85,7 +85,11 @@ async def read_router(
     except UnreachableError as error:
         if isinstance(error, HttpStatusError) and error.status in (404, 405):
             return await _other_router(session, endpoint, key, timeout)
-        return RouterFacts(endpoint.url, error=error.message, host=endpoint.host)
+        why = error.message
+        if isinstance(error, HttpStatusError) and error.status == 403:
+            why += f", which shows its state to a key of the tenant `{ADMIN_TENANT}` only: write "
+            why += "that key, and not its digest, into `router.api_keys_file`"
+        return RouterFacts(endpoint.url, error=why, host=endpoint.host)
     return RouterFacts(
         url=endpoint.url,
         ours=True,

@@ -26,6 +26,7 @@ import yaml
 from pdctl.base import paths
 from pdctl.base.errors import PdctlError
 from pdctl.base.events import Event, StepDone, StepFailed, StepProgress
+from pdctl.base.explain import ADMIN_TENANT
 from pdctl.base.facts import EngineMetrics
 from pdctl.base.process import ProcessSpec, RoleName
 from pdctl.base.transfer import FIRST_TURN
@@ -510,7 +511,9 @@ async def routed(
     router = Router(RouterSettings(**(defaults | settings)), api_keys=api_keys)
     async with serving(router) as url:
         if wait:
-            await _probed(url, wait, need_pair, key=next(iter((keys or {}).values()), None))
+            # The state is for the tenant `admin`, where there is one.
+            first = next(iter((keys or {}).values()), None)
+            await _probed(url, wait, need_pair, key=(keys or {}).get(ADMIN_TENANT, first))
         at = Endpoint("router-0", "router", "localhost", url)
         yield Routed(url, router, dataclasses.replace(pair.endpoints, router=at), pair)
 

@@ -161,6 +161,7 @@ class FakeRouter:
     prefill: FakeEngine
     decode: FakeEngine
     ready: bool = True
+    secret: bool = False
     ours: bool = True
     example: bool = False
     canary: str = ""
@@ -209,6 +210,8 @@ class FakeRouter:
         return await handler(request)
 
     async def _state(self, request: web.Request) -> web.Response:
+        if self.secret:
+            return web.json_response({"error": {"message": "no admin"}}, status=403)
         prefill, decode = self.urls
         pair = {"prefill": prefill, "decode": decode, "ok": not self.canary, "reason": self.canary}
         state = {"ready": self.ready, "pairs": [pair], "ttl": 450.0, "threshold": 64}

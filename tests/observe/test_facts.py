@@ -97,3 +97,13 @@ async def test_what_does_not_answer_has_an_error_and_stops_nothing() -> None:
     assert (bad.version, bad.metrics) == (None, None)
     assert facts.router is not None
     assert facts.router.error is not None
+
+
+async def test_a_router_that_shows_its_state_to_the_admin_only() -> None:
+    async with fake_pair() as pair, aiohttp.ClientSession() as session:
+        pair.router.secret = True
+        router = (await gather(session, pair.endpoints)).router
+    assert router is not None
+    assert router.error is not None
+    assert "HTTP 403" in router.error
+    assert "a key of the tenant `admin`" in router.error
