@@ -68,10 +68,10 @@ def accept(
         means = _means(loaded, file, Path(scratch), verbose=verbose)
         with reached(loaded.config) as endpoints:
             steps = steps_of(means, endpoints, skip=left_out)
-        if dry_run:
-            _show_steps(steps, json=json)
-            return
-        require_router(endpoints)
+            if dry_run:
+                _show_steps(steps, json=json)
+                return
+            require_router(endpoints)
         if any(step.id.startswith("restart.") and not step.skip for step in steps):
             ui.say("prefill-0 and decode-0 will be restarted", "warn")
             ui.confirm(f"Go on with `{loaded.config.name}`?", yes=yes)
