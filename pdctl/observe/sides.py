@@ -62,8 +62,8 @@ async def probe_sides(
             await asyncio.sleep(poll)
             before = await scrape_engine(session, decode, key=key)
         asker.asked.clear()
-        moved = await asker.one_token(prefill, prompt, FIRST_TURN)
-        if not moved or not moved.get("remote_block_ids"):
+        moved = await asker.first_leg(prefill, prompt)
+        if moved is None:
             return SideProbe()
         handle = await asker.one_token(decode, prompt, moved)
         if not handle or not handle.get("remote_block_ids"):
@@ -95,8 +95,8 @@ async def streams_handle(
     """
     asker = _Asker(session, model, key, timeout)
     try:
-        moved = await asker.one_token(prefill, prompt, FIRST_TURN)
-        if not moved or not moved.get("remote_block_ids"):
+        moved = await asker.first_leg(prefill, prompt)
+        if moved is None:
             return None
         handle = await asker.one_streamed_token(decode, prompt, moved)
     except PdctlError:
@@ -143,8 +143,8 @@ async def a_handle(
         PdctlError: an engine does not answer, or there is no handle.
     """
     asker = _Asker(session, model, key, timeout)
-    moved = await asker.one_token(prefill, prompt, FIRST_TURN)
-    if not moved or not moved.get("remote_block_ids"):
+    moved = await asker.first_leg(prefill, prompt)
+    if moved is None:
         raise BadAnswerError("prefill offers no blocks to decode", where=prefill)
     handles: list[Mapping[str, Any]] = []
 
@@ -215,6 +215,11 @@ class _Asker:
         self._model, self._timeout = model, timeout
         self.asked: Counter[str] = Counter()
         """Requests by URL."""
+
+    async def first_leg(self, prefill: str, prompt: Sequence[int]) -> dict[str, Any] | None:
+        """What decode needs to pull prefill's blocks; None when prefill offers none."""
+        moved = await self.one_token(prefill, prompt, FIRST_TURN)
+        return moved if moved and moved.get("remote_block_ids") else None
 
     async def one_token(
         self, url: str, prompt: Sequence[int], kv: Mapping[str, Any] | None, **more: object
