@@ -53,14 +53,14 @@ class Gate:
             403, f"Only a key of the tenant `{ADMIN_TENANT}` may do this", "forbidden"
         )
 
-    def shows_engines(self, request: web.Request) -> bool:
-        """Whether the engines' addresses are for this client.
+    def engines_refusal(self, request: web.Request) -> web.Response | None:
+        """What to answer who may not see the engines' addresses.
 
         They are for the tenant `admin`; where the file has none, nobody else could be asked.
         """
         keys = self.api_keys()
-        known = keys is not None and ADMIN_TENANT in keys.tenants.values()
-        return not known or self._tenant_of(request) == ADMIN_TENANT
+        has_admin = keys is not None and ADMIN_TENANT in keys.tenants.values()
+        return self.refusal(request) if has_admin else None
 
 
 class TtlSwitch:

@@ -197,7 +197,7 @@ class Router:
         """How the turn is explained to this client; None if it did not ask."""
         if request.headers.get(EXPLAIN_HEADER) != "1":
             return None
-        return explanation if self._gate.shows_engines(request) else without_engines
+        return explanation if self._gate.engines_refusal(request) is None else without_engines
 
     def _salt(self, body: dict[str, Any], request: web.Request) -> None:
         """Give the request a cache salt that no other tenant can have, its own one in it."""
@@ -269,10 +269,7 @@ class Router:
         return self.shared.fleet.ready() and not self.shared.patience.ending
 
     async def _state(self, request: web.Request) -> web.Response:
-        if (
-            not self._gate.shows_engines(request)
-            and (refused := self._gate.refusal(request)) is not None
-        ):
+        if (refused := self._gate.engines_refusal(request)) is not None:
             return refused
         return web.json_response(await self.state())
 
